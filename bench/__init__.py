@@ -1,0 +1,1 @@
+"""Measurements side by side; each prints one JSON object as its last line."""

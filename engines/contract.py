@@ -1,0 +1,279 @@
+"""The engine contract: token ids in, token ids out.
+
+    GenerateRequest --> Engine.generate --> Delta, Delta, ..., Delta(finish)
+
+Every replica, ours or another's, stands behind `Engine`. This module knows no HTTP, no torch, no session store.
+
+    EngineError
+    |-- EngineUnreachable      no connection, or it broke before the first delta          another replica may try
+    |-- EngineTimeout          connect, first_delta or idle                               another replica may try
+    |-- EngineOverloaded       the replica's queue is full (429, 503)                     another replica may try
+    |-- EngineLost             the stream broke after the first delta: never re-sent blindly
+    |-- EngineBroken           the replica answered something that is not its protocol
+    `-- RequestRefused         the request itself: no replica will take it
+        |-- ContextOverflow    prompt (+ answer) longer than the window, with both numbers
+        `-- Unsupported        this replica cannot do what was asked (says what)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+EMPTY_DIGEST = b"\0" * 32
+
+
+def chain_digest(digest: bytes, ids: bytes) -> bytes:
+    """Name of a token path: SHA-256 over the digest of the path before `ids` and `ids` (u32 little-endian).
+
+    A path grows by two links a turn: the ids that were sent, then the ids that were generated.
+    """
+    return hashlib.sha256(digest + ids).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A token path that the replica may still hold: `length` ids under `digest` (see `chain_digest`)."""
+
+    length: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class IdsPrompt:
+    """A prompt as token ids. `delta` continues `base`; without a base it is the whole prompt.
+
+    An adapter whose engine keeps no session, or answers `unknown_base`, awaits `whole()`.
+    """
+
+    delta: bytes  # u32 little-endian
+    num_tokens: int  # of the whole prompt, base included
+    whole: Callable[[], Awaitable[bytes]]  # u32 little-endian, num_tokens of them
+    session: str | None = None  # opaque to the replica; names the path it may keep
+    base: Base | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt as OpenAI chat messages, for what ids cannot carry to this replica."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: Mapping[str, Any] | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)  # e.g. {"enable_thinking": False}
+    reasoning_effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the output must match. `text` is a JSON schema, a Lark grammar or a regular expression, by `kind`."""
+
+    kind: Literal["json_object", "json_schema", "lark", "regex"]
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens; the names and ranges are OpenAI's and vLLM's. `temperature` 0 is greedy."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()  # the template's end-of-turn ids; generated, kept in `ids`, not in `text`
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # None = off; n = the chosen token's and the n most likely
+    grammar: Grammar | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    request_id: str
+    model: str
+    prompt: IdsPrompt | ChatPrompt
+    sampling: Sampling
+    cache_salt: str = ""  # derived from the tenant, never from the client; equal salt is needed to share a block
+    priority: int = 0  # lower runs first; warm-up and compaction use larger numbers
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability (natural) of one generated token, with the alternatives asked for, most likely first."""
+
+    id: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a tool call, as OpenAI streams them: id and name come once, arguments in pieces."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None = None  # None: the engine does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step added. The last delta of an answer carries `finish` and `usage`.
+
+    `ids` holds every generated id, also those of end-of-turn and other special tokens; `text` is what they read as
+    without special tokens, held back while a character is incomplete or a stop string may be starting. In chat
+    mode `ids` may be empty, and the engine's own parser fills `reasoning` and `tool_calls`.
+    """
+
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    stop: str | None = None  # the stop string that ended it, if one did
+    usage: Usage | None = None
+
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a replica can do, probed and not configured. `unseen` names what could not be learnt."""
+
+    kind: str  # "turnkeep", "vllm", "sglang", "llamacpp", "openai", "echo"
+    models: tuple[str, ...]
+    window: int | None = None  # tokens; None: unknown
+    takes_ids: bool = False
+    takes_delta: bool = False  # the session wire: base + delta
+    takes_chat: bool = False
+    parses_tools: bool = False  # chat mode: the engine parses tool calls itself
+    parses_reasoning: bool = False
+    takes_images: bool = False
+    grammars: frozenset[str] = frozenset()  # kinds of Grammar
+    sampling: frozenset[str] = frozenset()  # fields of Sampling that it honours, beyond max_tokens
+    max_logprobs: int = 0
+    returns_ids: bool = False
+    reports_cached: bool = False
+    block_size: int | None = None
+    epoch: str | None = None  # changes when the replica restarts, so its caches are known to be gone
+    tokenizer: str | None = None  # SHA-256 hex over tokenizer.json and the chat template, where the engine tells
+    unseen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How busy a replica is, and how full. None: the replica does not say."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_used_ratio: float | None = None
+    kv_blocks_total: int | None = None
+    kv_blocks_cached: int | None = None
+    kv_blocks_used: int | None = None
+
+
+class Engine(Protocol):
+    """One replica. Every method may raise EngineError and nothing else."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def capabilities(self) -> Capabilities:
+        """Probe the replica, each time anew."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        """Stream one answer. Closing the generator cancels the request in the engine within a second."""
+        ...
+
+    async def load(self) -> EngineLoad: ...
+
+    async def tokenize(self, text: str, *, model: str) -> list[int] | None:
+        """Ids of `text` by the engine's own tokenizer, special tokens parsed; None where it has no such call."""
+        ...
+
+    async def forget(self, session: str) -> None:
+        """Drop, and zero, what the replica keeps under this session's name; nothing where it keeps none."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+class EngineError(Exception):
+    """Something about a replica or a request to it. `retryable`: another replica may be asked."""
+
+    retryable = False
+
+    def __init__(self, message: str, *, replica: str = "") -> None:
+        super().__init__(message)
+        self.replica = replica
+
+
+class EngineUnreachable(EngineError):
+    retryable = True
+
+
+class EngineTimeout(EngineError):
+    retryable = True
+
+    def __init__(self, message: str, *, stage: Literal["connect", "first_delta", "idle"], replica: str = "") -> None:
+        super().__init__(message, replica=replica)
+        self.stage = stage
+        self.retryable = stage != "idle"
+
+
+class EngineOverloaded(EngineError):
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, replica: str = "") -> None:
+        super().__init__(message, replica=replica)
+        self.retry_after_s = retry_after_s
+
+
+class EngineLost(EngineError):
+    """The stream ended without a finish after at least one delta."""
+
+
+class EngineBroken(EngineError):
+    retryable = True
+
+
+class RequestRefused(EngineError):
+    def __init__(
+        self, message: str, *, code: str = "invalid_request", param: str | None = None, replica: str = ""
+    ) -> None:
+        super().__init__(message, replica=replica)
+        self.code = code
+        self.param = param
+
+
+class ContextOverflow(RequestRefused):
+    def __init__(self, message: str, *, limit: int | None, requested: int | None, replica: str = "") -> None:
+        super().__init__(message, code="context_length_exceeded", replica=replica)
+        self.limit = limit
+        self.requested = requested
+
+
+class Unsupported(RequestRefused):
+    def __init__(self, message: str, *, param: str, replica: str = "") -> None:
+        super().__init__(message, code="unsupported_parameter", param=param, replica=replica)

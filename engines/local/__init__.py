@@ -1,0 +1,1 @@
+"""Our own engine on torch: any transformers causal LM over a paged KV pool."""

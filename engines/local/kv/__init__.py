@@ -1,0 +1,1 @@
+"""Where keys and values live: pages, references, the prefix index, eviction."""

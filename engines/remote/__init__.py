@@ -1,0 +1,1 @@
+"""Adapters from the engine contract to engines that are reached over HTTP."""

@@ -1,0 +1,1 @@
+"""HTTP in and out: routes, schemas, server-sent events, error translation."""

@@ -1,0 +1,1 @@
+"""The database: tables, queries scoped by tenant, and the one writer."""

@@ -1,0 +1,227 @@
+"""What goes into the store and comes out of it, as plain values. Knows no SQL and no clock.
+
+A turn costs two durable writes:
+
+    begin_turn   takes the lease (fencing token), checks the head, stores the input items        -> Begun | ...
+    finish_turn  stores the answer, moves the head, ends the lease; refused when the fence moved
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from compression.conversation import Item, Turn, TurnStatus
+
+HEAD = "head"  # BeginTurn.parent: go on from wherever the session's head stands
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    id: str
+    tenant_id: str
+    version: int  # grows with every PATCH; the ETag
+    model: str
+    system: str | None
+    tools: tuple[Mapping[str, Any], ...]
+    title: str | None
+    user_ref: str | None
+    metadata: Mapping[str, str]
+    policy: Mapping[str, Any]
+    origin: Literal["api", "chat", "matched"]  # who made it: the session API, a session key, history matching
+    head_turn_id: str | None
+    next_seq: int
+    status: Literal["idle", "running"]
+    created_at: float  # seconds since 1970
+    updated_at: float
+    expires_at: float | None
+    archived_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    id: str
+    tenant_id: str
+    model: str
+    system: str | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    title: str | None = None
+    user_ref: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    origin: Literal["api", "chat", "matched"] = "api"
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTokens:
+    """The token ids of a turn, a copy derived for one fingerprint (tokenizer, template, tools, model revision).
+
+    path before | prompt_ids | output_ids          path_tokens counts all three
+    """
+
+    fingerprint: str
+    prompt_ids: bytes  # u32 little-endian; the turn's input with the template's text around it, as kept
+    output_ids: bytes  # every generated id
+    path_tokens: int
+    path_digest: bytes  # chain_digest over the path, end of output_ids
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    turn: Turn
+    tenant_id: str
+    session_id: str
+    model: str
+    fence: int
+    idempotency_key: str | None
+    request_hash: bytes | None
+    on_disconnect: Literal["cancel", "finish"]
+    created_at: float
+    completed_at: float | None
+    finish_reason: str | None
+    tokens: TurnTokens | None
+    meaning: bytes | None  # digest of the path's meaning up to the end of this turn, for history matching
+    usage: Mapping[str, Any]  # prompt_tokens, output_tokens, cached_tokens
+    placement: Mapping[str, Any]  # replica, reason, expected_cached_tokens
+    prefix_report: Mapping[str, Any]
+    error: Mapping[str, Any] | None
+    metadata: Mapping[str, Any]  # mode, settings of the request that shape the answer
+
+
+@dataclass(frozen=True, slots=True)
+class BeginTurn:
+    tenant_id: str
+    session_id: str
+    turn_id: str
+    owner: str  # "<gateway name>/<boot epoch>"
+    lease_s: float
+    input: tuple[Item, ...]
+    model: str
+    parent: str | None = HEAD  # HEAD, a turn id (branch), or None (a new root)
+    expected_head: str | None = None  # the head that the prompt was built on; checked when parent is HEAD
+    idempotency_key: str | None = None
+    request_hash: bytes | None = None
+    on_disconnect: Literal["cancel", "finish"] = "finish"
+    create: NewSession | None = None  # made in the same transaction when the session does not exist
+    history: tuple[Item, ...] = ()  # a root turn with status "imported", put before this one (needs `create`)
+    history_turn_id: str | None = None
+    move_head: bool = True  # whether finish_turn makes this turn the head
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    seq: int
+    fence: int
+    parent_id: str | None
+    reopened: bool = False  # an incomplete or failed turn under the same idempotency key runs again, with its own id
+    turn_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    turn_id: str | None
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMoved:
+    head_turn_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The idempotency key was used. `same_request` False: with another body."""
+
+    turn: TurnRecord
+    same_request: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NoSession:
+    pass
+
+
+BeginOutcome = Begun | Busy | HeadMoved | Known | NoSession
+
+
+@dataclass(frozen=True, slots=True)
+class FinishTurn:
+    tenant_id: str
+    session_id: str
+    turn_id: str
+    fence: int
+    status: TurnStatus  # completed, incomplete or failed
+    output: tuple[Item, ...]
+    finish_reason: str | None
+    tokens: TurnTokens | None
+    meaning: bytes | None
+    usage: Mapping[str, Any]
+    placement: Mapping[str, Any]
+    prefix_report: Mapping[str, Any]
+    error: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    move_head: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    id: str  # shown to people: the key's first characters
+    tenant_id: str
+    name: str
+    digest: bytes  # HMAC-SHA-256 of the secret; the secret itself is stored nowhere
+    scopes: frozenset[str]  # "chat", "sessions", "admin", "read"
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChanges:
+    """A PATCH: what is named in `set` becomes so; the rest stays."""
+
+    set: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFilter:
+    user_ref: str | None = None
+    status: str | None = None
+    created_after: float | None = None
+    created_before: float | None = None
+    updated_after: float | None = None
+    updated_before: float | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    query: str | None = None  # in the title or the id
+    include_archived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPage:
+    sessions: tuple[SessionRecord, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a deletion took away: store -> count."""
+
+    session_id: str
+    erased: Mapping[str, int]
+    at: float
+
+
+class VersionConflict(Exception):
+    def __init__(self, current: int) -> None:
+        super().__init__(f"the session is at version {current}")
+        self.current = current
+
+
+class LeaseLost(Exception):
+    """The fence moved: another holder took the session, so this write was refused."""
+
+
+class StoreUnavailable(Exception):
+    """The database could not take the write or answer in time; nothing of it was kept."""

@@ -1,0 +1,1 @@
+"""Alembic revisions; a released revision is never edited."""
