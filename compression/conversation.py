@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ItemType = Literal["message", "function_call", "function_call_output", "reasoning"]
-TurnStatus = Literal["in_progress", "completed", "incomplete", "failed", "imported"]
+TurnStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,9 @@ class TurnTokens:
     fingerprint: str
     prompt_ids: bytes  # u32 little-endian; the turn's input with the template's text around it, as kept
     output_ids: bytes  # every generated id
-    path_tokens: int
-    path_digest: bytes  # chain_digest over the path, end of output_ids
+    path_tokens: int  # of the whole path, output_ids included
+    path_digest: bytes  # chain_digest over the path as it went to the engine, end of output_ids
+    open_answer: bool = False  # output_ids do not end with an end-of-turn id (length, cancel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,6 @@ class BeginTurn:
     request_hash: bytes | None = None
     on_disconnect: Literal["cancel", "finish"] = "finish"
     create: NewSession | None = None  # made in the same transaction when the session does not exist
-    history: tuple[Item, ...] = ()  # a root turn with status "imported", put before this one (needs `create`)
-    history_turn_id: str | None = None
     move_head: bool = True  # whether finish_turn makes this turn the head
 
 
