@@ -1,0 +1,118 @@
+"""A running turn as a log of events that any number of readers may follow, from any sequence number.
+
+The gateway runs the turn, not the request: a reader that leaves takes nothing with it. Events are numbered from 1;
+the last one is always a TurnEnded. Knows no engine, no store, no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from compression.conversation import Item, TurnStatus
+from engines.contract import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted:
+    turn_id: str
+    session_id: str | None
+    seq: int | None
+    model: str
+    created_at: float
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of the answer. `index` numbers the tool calls; id and name come with a call's first piece."""
+
+    kind: Literal["content", "reasoning", "tool_call"]
+    text: str = ""
+    index: int = 0
+    id: str | None = None
+    name: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """The terminal event, sent after the answer is durable. `error` says why it is not complete, where it is not."""
+
+    turn_id: str
+    session_id: str | None
+    seq: int | None
+    status: TurnStatus
+    finish_reason: str | None
+    output: tuple[Item, ...]
+    usage: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    error: Mapping[str, Any] | None = None
+
+
+TurnEvent = TurnStarted | Piece | TurnEnded
+
+
+class TurnRun:
+    """One turn while it runs, and for its readers a little longer."""
+
+    def __init__(self, turn_id: str, *, tenant_id: str, session_id: str | None, on_disconnect: str) -> None:
+        self.turn_id = turn_id
+        self.tenant_id = tenant_id
+        self.session_id = session_id
+        self.on_disconnect = on_disconnect
+        self.fence = 0
+        self.events: list[TurnEvent] = []
+        self.ended: TurnEnded | None = None
+        self.cancel_reason: str | None = None
+        self.cancelled = asyncio.Event()
+        self._readers = 0
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def emit(self, event: TurnEvent) -> None:
+        self.events.append(event)
+        if isinstance(event, TurnEnded):
+            self.ended = event
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def cancel(self, reason: str) -> None:
+        """Ask the turn to stop; the first reason stays."""
+        if self.ended is None and self.cancel_reason is None:
+            self.cancel_reason = reason
+            self.cancelled.set()
+
+    async def wait_beyond(self, count: int) -> None:
+        """Until more than `count` events are there."""
+        while len(self.events) <= count:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    async def follow(self, after: int = 0) -> AsyncIterator[tuple[int, TurnEvent]]:
+        """(sequence number, event) for every event past `after`, to the end. A reader that leaves may end the turn."""
+        self._readers += 1
+        at = after
+        try:
+            while True:
+                await self.wait_beyond(at)
+                event = self.events[at]
+                at += 1
+                yield at, event
+                if isinstance(event, TurnEnded):
+                    return
+        finally:
+            self._readers -= 1
+            if self._readers == 0 and self.ended is None and self.on_disconnect == "cancel":
+                self.cancel("client_disconnected")
+
+    async def result(self) -> TurnEnded:
+        """The terminal event, waited for as a reader."""
+        async for _, event in self.follow():
+            if isinstance(event, TurnEnded):
+                return event
+        raise AssertionError("a followed turn always ends")
