@@ -1,0 +1,291 @@
+"""Every setting of the gateway, with its default and its meaning. Reads nothing: `gateway.configure` reads the sources.
+
+`Settings(port=8081)` has exactly the values named and the defaults, whatever the environment holds.
+docs/settings.md is the same list for people; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+from urllib.parse import urlsplit
+
+from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gateway.upstream import Upstream
+
+DEMO_MODEL = "smollm2-135m-instruct"
+MIB = 1024 * 1024
+MASK = "********"
+
+HistoryMode = Literal["auto", "off", "match", "append", "replace"]
+OnDisconnect = Literal["cancel", "finish"]
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """One setting as it stands. `value` is text, secrets masked; `source` says who set it."""
+
+    name: str
+    value: str
+    source: str
+    description: str
+
+
+class Settings(BaseSettings):
+    """Frozen; wrong values raise pydantic's ValidationError here, and a readable `SettingsError` in `load_settings`."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    # where it listens and what it keeps
+    host: str = Field("127.0.0.1", description="Address to listen on. Any other than loopback needs `auth` on.")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    data_dir: Path = Field(Path(".turnkeep"), description="Folder for the SQLite database and the secret.")
+    database_url: str = Field(
+        repr=False,  # may hold a password
+        default_factory=lambda seen: f"sqlite:///{Path(seen.get('data_dir', '.turnkeep')).absolute()}/turnkeep.db",
+        description="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME. Default: turnkeep.db in `data_dir`.",
+    )
+    sqlite_synchronous: Literal["FULL", "NORMAL"] = Field(
+        "FULL", description="NORMAL is faster; a power loss may then take the last commits."
+    )
+    gateway_name: str = Field(
+        default_factory=lambda seen: f"{socket.gethostname()}-{seen.get('port', 0)}",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+        description="Names this gateway's leases: different for each gateway on one database. Default: HOSTNAME-PORT.",
+    )
+
+    # engines
+    upstreams: Annotated[tuple[Upstream, ...], NoDecode] = Field(
+        (),
+        description="Replicas that run elsewhere (url, and if needed api_key, kind, name). With one named, no embedded "
+        "engine is started and torch is never imported. As a variable: URLs separated by commas, or JSON.",
+    )
+    model: str = Field(DEMO_MODEL, min_length=1, description="Model of the embedded engine: a name or a folder.")
+    model_dir: Path | None = Field(
+        None, description="Folder that holds the weights of `model`. Default: found by name among the fetched models."
+    )
+    tokenizers: Annotated[dict[str, Path], NoDecode] = Field(
+        {},
+        description="Folder with tokenizer.json and tokenizer_config.json for each upstream model, so that it is "
+        "served by token ids. As a variable: MODEL=FOLDER separated by commas, or JSON.",
+    )
+    engine_threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads of the engine. Default: all cores."
+    )
+    engine_pool_bytes: int | None = Field(
+        None, ge=MIB, description="Memory of the KV pool, in bytes. Default: a share of the free memory."
+    )
+    engine_block_size: Literal[16, 32, 64] = Field(32, description="Tokens in a KV block.")
+    engine_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type of weights and KV; auto: float32 on a CPU, the model's own on a GPU."
+    )
+    engine_device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where torch sees one.")
+    engine_max_batch_tokens: int = Field(
+        512, ge=16, le=1 << 20, description="Most tokens of one step of the engine: a longer prefill is cut in chunks."
+    )
+
+    # sessions and turns
+    lease_s: Seconds = Field(5.0, description="A session whose gateway died is free again after this long.")
+    lease_renew_s: Seconds = Field(1.5, description="A running turn renews its lease this often; under half `lease_s`.")
+    heartbeat_s: Seconds = Field(15.0, description="A quiet stream carries a comment this often.")
+    idempotency_ttl_s: Seconds = Field(86_400.0, description="How long an Idempotency-Key is remembered.")
+    stream_retention_s: Seconds = Field(900.0, description="How long a finished stream can still be resumed.")
+    history_mode: HistoryMode = Field(
+        "auto",
+        description="What /v1/chat/completions does with history where the request does not say. auto: match without a "
+        "session key; with one, append for new messages and replace for a whole history.",
+    )
+    chat_on_disconnect: OnDisconnect = Field(
+        "cancel", description="What becomes of a stateless chat whose client left: cancel stops the engine."
+    )
+    session_on_disconnect: OnDisconnect = Field(
+        "finish", description="What becomes of a session's turn whose client left: finish goes on, to be resumed."
+    )
+    max_output_tokens: int = Field(
+        1024, ge=1, description="Longest answer where the request names no limit, in tokens."
+    )
+    trigger_ratio: Ratio = Field(0.70, description="Share of the window at which a session is due for compaction.")
+    target_ratio: Ratio = Field(0.40, description="Share of the window that compaction aims at; under `trigger_ratio`.")
+
+    # limits
+    max_body_bytes: int = Field(2 * MIB, ge=1024, description="Largest request body, in bytes.")
+    max_image_body_bytes: int = Field(20 * MIB, ge=1024, description="The same where images may come, in bytes.")
+    connect_timeout_s: Seconds = Field(5.0, description="Connecting to a replica.")
+    first_delta_timeout_s: Seconds = Field(300.0, description="From the request to a replica's first token.")
+    idle_timeout_s: Seconds = Field(60.0, description="Between two tokens of a replica.")
+    total_timeout_s: Seconds = Field(1800.0, description="One whole answer.")
+    grace_s: float = Field(
+        30.0, ge=0, allow_inf_nan=False, description="On SIGTERM, running turns get this long to finish."
+    )
+
+    # who may ask
+    auth: bool = Field(True, description="Every call needs an API key. Off only on a loopback address.")
+    secret: SecretStr | None = Field(
+        None,
+        description="At least 32 characters; keys, cache salts and cursors derive from it. Gateways on one database "
+        "need the same. Default: the file `secret` in `data_dir`, made at the first start (mode 0600).",
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Origins whose pages may call the API from a browser. As a variable: separated by commas."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severity that is logged."
+    )
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Nothing but what is passed: `gateway.configure.load_settings` reads the other sources."""
+        return (init_settings,)
+
+    def said_by(self, sources: Mapping[str, str]) -> Self:
+        """These settings, with who set each: `turnkeep.toml:3`, `TURNKEEP_PORT`, `--port`; the rest are defaults."""
+        self._sources.update(sources)
+        return self
+
+    def explain(self) -> tuple[Explained, ...]:
+        """Every setting with its value and its source, in the order of docs/settings.md."""
+        return tuple(
+            Explained(
+                name, _shown(name, getattr(self, name)), self._sources.get(name, "default"), field.description or ""
+            )
+            for name, field in type(self).model_fields.items()
+        )
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the gateway starts an engine of its own."""
+        return not self.upstreams
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, value: Any, info: Any) -> Any:
+        field = cls.model_fields[info.field_name]
+        if isinstance(value, bool) and field.annotation is not bool:
+            raise ValueError("true and false are no value here")
+        return value
+
+    @field_validator("upstreams", mode="before")
+    @classmethod
+    def _upstreams_from_text(cls, value: Any) -> Any:
+        listed = _listed(value)
+        return [{"url": item} if isinstance(item, str) else item for item in listed] if _is_list(listed) else listed
+
+    @field_validator("engine_block_size", mode="before")
+    @classmethod
+    def _number_from_text(cls, value: Any) -> Any:
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _origins_from_text(cls, value: Any) -> Any:
+        return _listed(value)
+
+    @field_validator("tokenizers", mode="before")
+    @classmethod
+    def _tokenizers_from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("{"):
+            return json.loads(value)
+        pairs = [item.partition("=") for item in _listed(value)]
+        if any(not (model and folder) for model, _, folder in pairs):
+            raise ValueError("written MODEL=FOLDER, separated by commas")
+        return {model: folder for model, _, folder in pairs}
+
+    @field_validator("database_url")
+    @classmethod
+    def _known_database(cls, url: str) -> str:
+        scheme = url.partition(":")[0].partition("+")[0]
+        if scheme not in ("sqlite", "postgresql", "postgres"):
+            raise ValueError("written sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME")
+        return url
+
+    @field_validator("secret")
+    @classmethod
+    def _long_enough(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None and len(secret.get_secret_value()) < 32:
+            raise ValueError("too short: at least 32 characters (openssl rand -hex 32 makes one)")
+        return secret
+
+    @field_validator("upstreams")
+    @classmethod
+    def _different_names(cls, upstreams: tuple[Upstream, ...]) -> tuple[Upstream, ...]:
+        names = [upstream.name for upstream in upstreams]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two upstreams have one name: {', '.join(sorted(names))}")
+        return upstreams
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if not self.auth and not is_loopback(self.host):
+            raise ValueError(
+                f"auth is off and host is {self.host}, which others can reach: turn auth on, or listen on 127.0.0.1"
+            )
+        if self.target_ratio >= self.trigger_ratio:
+            raise ValueError(f"target_ratio {self.target_ratio} must be under trigger_ratio {self.trigger_ratio}")
+        if self.lease_renew_s > self.lease_s / 2:
+            raise ValueError(f"lease_renew_s {self.lease_renew_s} must be at most half of lease_s {self.lease_s}")
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def choices(field: str) -> tuple[Any, ...]:
+    """What a setting with a fixed list of values may be."""
+    return get_args(Settings.model_fields[field].annotation)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _listed(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return [item.strip() for item in value.split(",") if item.strip()]
+
+
+def _shown(name: str, value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return MASK
+    if name == "database_url":
+        return masked_url(value)
+    if name == "upstreams":
+        return ", ".join(f"{u.name}={u.url} ({u.kind}{', key ' + MASK if u.api_key else ''})" for u in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    return ", ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+
+
+def masked_url(url: str) -> str:
+    """The URL without its password."""
+    password = urlsplit(url).password
+    return url.replace(f":{password}@", f":{MASK}@") if password else url
