@@ -1,0 +1,116 @@
+"""Whose a request is: API keys, tenants, and the names derived from them. Knows no HTTP, no database and no clock.
+
+An API key is `tk-` and 256 random bits. The store keeps its digest, an HMAC under a derived key: a copy of the database
+opens nothing. What a tenant's caches are salted with derives from the tenant, never from what a client sends.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.errors import Forbidden, Unauthorized
+from gateway.secrets import derive
+from gateway.store.records import KeyRecord
+
+DEFAULT_TENANT = "default"
+SCOPES = frozenset({"chat", "sessions", "read", "admin"})
+USER_SCOPES = frozenset({"chat", "sessions"})
+KEY = re.compile(r"tk-[A-Za-z0-9_-]{43}")  # 256 bits in base64url
+TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+ID_LENGTH = 11  # "tk-" and 48 of the 256 bits: enough to tell keys apart, too few to guess the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asks. `key_id` is the first characters of the key."""
+
+    tenant_id: str
+    key_id: str
+    scopes: frozenset[str]
+
+    def need(self, scope: str) -> None:
+        """Raise Forbidden unless this identity has `scope`; "admin" has them all."""
+        if scope not in self.scopes and "admin" not in self.scopes:
+            raise Forbidden(f"this key has no scope {scope!r}; it has: {', '.join(sorted(self.scopes)) or 'none'}")
+
+
+LOCAL = Identity(tenant_id=DEFAULT_TENANT, key_id="local", scopes=SCOPES)  # who asks while auth is off (loopback only)
+
+
+def new_key(
+    secret: bytes,
+    *,
+    tenant_id: str = DEFAULT_TENANT,
+    name: str,
+    scopes: frozenset[str] = USER_SCOPES,
+    now: float,
+    expires_at: float | None = None,
+    random: Callable[[int], str] = secrets.token_urlsafe,
+) -> tuple[str, KeyRecord]:
+    """A fresh API key, to be shown once, and the record to store. `now` and `expires_at` in seconds since 1970.
+
+    Raises ValueError for a tenant name or a scope that cannot be.
+    """
+    if not TENANT.fullmatch(tenant_id):
+        raise ValueError(f"a tenant's name is 1 to 64 of A-Z a-z 0-9 _ . - and not {tenant_id!r}")
+    if unknown := scopes - SCOPES:
+        raise ValueError(f"there is no scope {', '.join(sorted(unknown))}; there are {', '.join(sorted(SCOPES))}")
+    key = "tk-" + random(32)
+    record = KeyRecord(
+        id=key[:ID_LENGTH],
+        tenant_id=tenant_id,
+        name=name,
+        digest=key_digest(secret, key),
+        scopes=scopes,
+        created_at=now,
+        expires_at=expires_at,
+        revoked_at=None,
+    )
+    return key, record
+
+
+def key_digest(secret: bytes, key: str) -> bytes:
+    """What the store keeps of an API key: HMAC-SHA-256, 32 bytes."""
+    return hmac.digest(derive(secret, "api key"), key.encode(), hashlib.sha256)
+
+
+def key_of(authorization: str | None) -> str:
+    """The API key in an Authorization header. Raises Unauthorized where there is none that could be one."""
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not KEY.fullmatch(key.strip()):
+        raise Unauthorized("send your API key as `Authorization: Bearer tk-...`; `turnkeep keys create` makes one")
+    return key.strip()
+
+
+def identify(digest: bytes, record: KeyRecord | None, now: float) -> Identity:
+    """Whose key has this digest, by the record the store found for it. Raises Unauthorized, with the same words for
+    a key that is unknown, revoked or past its time."""
+    known = hmac.compare_digest(digest, record.digest if record else bytes(32))
+    if record is None or not known or record.revoked_at is not None or _past(record.expires_at, now):
+        raise Unauthorized("this API key is unknown, revoked or past its time; `turnkeep keys create` makes a new one")
+    return Identity(tenant_id=record.tenant_id, key_id=record.id, scopes=record.scopes)
+
+
+def cache_salt(secret: bytes, tenant_id: str) -> str:
+    """What the tenant's KV blocks are salted with, 43 characters of A-Z a-z 0-9 _ -. Equal salt is needed to share."""
+    return _name(derive(secret, "cache salt"), tenant_id)
+
+
+def affinity(secret: bytes, tenant_id: str, session_id: str) -> str:
+    """A session's name towards replicas, 43 characters: opaque, and never that of another tenant's session."""
+    return _name(derive(secret, "affinity"), tenant_id, session_id)
+
+
+def _name(key: bytes, *parts: str) -> str:
+    message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
+    return base64.urlsafe_b64encode(hmac.digest(key, message, hashlib.sha256)).rstrip(b"=").decode()
+
+
+def _past(expires_at: float | None, now: float) -> bool:
+    return expires_at is not None and expires_at <= now
