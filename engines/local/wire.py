@@ -1,0 +1,168 @@
+"""The gateway's door of the engine as bytes and values (docs/engine-wire.md). Knows no HTTP, no torch, no clock."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import orjson
+
+from engines.contract import Base, RequestRefused, Sampling, TokenLogprob, Usage
+from engines.local import checks
+from engines.local.refusal import Refusal
+
+CONTENT_TYPE = "application/vnd.turnkeep.generate"
+HEADER_FIELDS = frozenset({"request_id", "model", "session", "base", "cache_salt", "priority", "sampling"})
+MAX_HEADER_BYTES = 256 * 1024
+REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+MAX_PRIORITY = 1 << 20
+LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class WireRequest:
+    """One request to generate, its fields within their bounds. `delta` is u32 little-endian."""
+
+    request_id: str
+    model: str
+    delta: bytes
+    sampling: Sampling
+    session: str | None = None
+    base: Base | None = None
+    salt: str = ""
+    priority: int = 0
+
+
+class Event(NamedTuple):
+    """One `data:` line: `kind` is started, delta, last or error; `data` its JSON; `usage` that of the last."""
+
+    kind: str
+    data: bytes
+    usage: Usage | None = None
+
+
+def decode_generate(body: bytes, vocab: int) -> WireRequest:
+    """Read the body of POST /turnkeep/v1/generate. Raises RequestRefused naming the field."""
+    if len(body) < LENGTH.size:
+        raise RequestRefused("the body ends before the header's length")
+    (header_bytes,) = LENGTH.unpack_from(body)
+    end = LENGTH.size + header_bytes
+    if header_bytes > MAX_HEADER_BYTES or end > len(body):
+        raise RequestRefused(f"the header's length {header_bytes} is beyond the body or {MAX_HEADER_BYTES}")
+    header = checks.json_object(body[LENGTH.size : end])
+    return read_header(header, checks.token_bytes(body[end:], vocab, "delta"), vocab)
+
+
+def read_header(header: Mapping[str, Any], delta: bytes, vocab: int) -> WireRequest:
+    checks.unknown(header, HEADER_FIELDS)
+    sampling = checks.mapping(header, "sampling") or {}
+    checks.unknown(sampling, checks.SAMPLING_FIELDS, "sampling.")
+    base = _base(header)
+    if not delta and base is None:
+        raise checks.refuse("delta", "an empty prompt")
+    return WireRequest(
+        request_id=_required(header, "request_id", REQUEST_ID),
+        model=_required(header, "model", checks.PRINTABLE),
+        delta=delta,
+        sampling=checks.sampling(sampling, vocab),
+        session=checks.text(header, "session", checks.PRINTABLE, None),
+        base=base,
+        salt=checks.text(header, "cache_salt", checks.SALT, ""),
+        priority=checks.whole(header, "priority", -MAX_PRIORITY, MAX_PRIORITY, 0),
+    )
+
+
+def _required(header: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:
+    value = checks.text(header, name, pattern, None)
+    if value is None:
+        raise checks.refuse(name, "is required")
+    return value
+
+
+def _base(header: Mapping[str, Any]) -> Base | None:
+    value = checks.mapping(header, "base")
+    if value is None:
+        return None
+    checks.unknown(value, {"length", "digest"}, "base.")
+    length = checks.whole(value, "length", 0, checks.MAX_TOKENS, None)
+    digest = checks.text(value, "digest", DIGEST, None)
+    if length is None or digest is None:
+        raise checks.refuse("base", "needs length and digest")
+    return Base(length, bytes.fromhex(digest))
+
+
+def header_of(request: WireRequest) -> dict[str, Any]:
+    """The JSON header of a request: `read_header` is its inverse. Fields at their default are left out."""
+    header: dict[str, Any] = {"request_id": request.request_id, "model": request.model}
+    header["sampling"] = sampling_fields(request.sampling)
+    if request.session is not None:
+        header["session"] = request.session
+    if request.base is not None:
+        header["base"] = {"length": request.base.length, "digest": request.base.digest.hex()}
+    if request.salt:
+        header["cache_salt"] = request.salt
+    if request.priority:
+        header["priority"] = request.priority
+    return header
+
+
+_DEFAULTS = Sampling(max_tokens=1)
+_NAMES = tuple(field.name for field in fields(Sampling))
+
+
+def sampling_fields(sampling: Sampling) -> dict[str, Any]:
+    given: dict[str, Any] = {"max_tokens": sampling.max_tokens}
+    for name in _NAMES[1:]:
+        value = getattr(sampling, name)
+        if value != getattr(_DEFAULTS, name):
+            given[name] = value
+    if sampling.logit_bias:
+        given["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.grammar is not None:
+        given["grammar"] = {"kind": sampling.grammar.kind, "text": sampling.grammar.text}
+    return given
+
+
+def encode_generate(request: WireRequest) -> bytes:
+    header = orjson.dumps(header_of(request))
+    return b"".join((LENGTH.pack(len(header)), header, request.delta))
+
+
+def started_event(prompt_tokens: int, cached_tokens: int, queue_s: float) -> Event:
+    fields = {"prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens, "queue_s": round(queue_s, 6)}
+    return Event("started", orjson.dumps(fields))
+
+
+def delta_event(
+    ids: Sequence[int],
+    text: str,
+    logprobs: Sequence[TokenLogprob] = (),
+    *,
+    finish: str | None = None,
+    stop: str | None = None,
+    usage: Usage | None = None,
+) -> Event:
+    """A piece of the answer; with `finish` the last one."""
+    fields: dict[str, Any] = {"ids": list(ids), "text": text}
+    if logprobs:
+        fields["logprobs"] = [
+            {"id": token.id, "text": token.text, "logprob": token.logprob, "top": token.top} for token in logprobs
+        ]
+    if finish is None:
+        return Event("delta", orjson.dumps(fields))
+    fields |= {"finish": finish, "stop": stop}
+    if usage is not None:
+        fields["usage"] = {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "output_tokens": usage.output_tokens,
+        }
+    return Event("last", orjson.dumps(fields), usage)
+
+
+def error_event(error: Refusal) -> Event:
+    return Event("error", error.body())
