@@ -58,10 +58,15 @@ class NewSession:
 class TurnTokens:
     """The token ids of a turn, a copy derived for one fingerprint (tokenizer, template, tools, model revision).
 
-    path before | prompt_ids | output_ids          path_tokens counts all three
+        parent's path        [0 ........ base_tokens ........ parent.path_tokens)
+        this turn's path     [0 ........ base_tokens) prompt_ids output_ids
+
+    Usually base_tokens is all of the parent's path. Where the history had to be rendered anew (another model, an
+    edited system prompt, a template that rewrites old turns) it is the common prefix, and the rest is in prompt_ids.
     """
 
     fingerprint: str
+    base_tokens: int
     prompt_ids: bytes  # u32 little-endian; the turn's input with the template's text around it, as kept
     output_ids: bytes  # every generated id
     path_tokens: int  # of the whole path, output_ids included
@@ -102,6 +107,7 @@ class BeginTurn:
     model: str
     parent: str | None = HEAD  # HEAD, a turn id (branch), or None (a new root)
     expected_head: str | None = None  # the head that the prompt was built on; checked when parent is HEAD
+    expected_version: int | None = None  # the session version it was built on; HeadMoved when a PATCH changed it
     idempotency_key: str | None = None
     request_hash: bytes | None = None
     on_disconnect: Literal["cancel", "finish"] = "finish"
