@@ -17,12 +17,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from gateway.settings import Settings
-from gateway.upstream import Upstream
+from gateway.upstream import UpstreamAddress
 
 CONFIG_FILE = "turnkeep.toml"
 PREFIX = "TURNKEEP_"
 # variables that are no settings: where the file is; what tests and measurements read
-OTHER_VARIABLES = frozenset({"TURNKEEP_CONFIG", "TURNKEEP_DATA", "TURNKEEP_API_KEY", "TURNKEEP_URL"})
+OTHER_VARIABLES = frozenset({"TURNKEEP_CONFIG", "TURNKEEP_DATA", "TURNKEEP_MODELS", "TURNKEEP_API_KEY", "TURNKEEP_URL"})
 OTHER_PREFIXES = ("TURNKEEP_TEST_", "TURNKEEP_FAILPOINT")
 # Kubernetes sets these in every container for a service that is named turnkeep
 KUBERNETES = re.compile(r"^TURNKEEP_(SERVICE_|PORT_\d+_)")
@@ -126,7 +126,7 @@ def _problem(detail: Any, sources: Mapping[str, str]) -> str:
     name = location[0]
     inside = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in location[1:])
     if detail["type"] == "extra_forbidden":
-        message = f"there is no such key{_did_you_mean(location[-1], list(Upstream.model_fields))}"
+        message = f"there is no such key{_did_you_mean(location[-1], list(UpstreamAddress.model_fields))}"
     shown = detail["input"]
     hidden = location[-1] in ("secret", "api_key", "database_url") or not isinstance(shown, str | int | float | bool)
     value = "" if hidden else f" (it is {str(shown)[:80]!r})"

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.upstream import Upstream
+from gateway.upstream import UpstreamAddress
 
 DEMO_MODEL = "smollm2-135m-instruct"
 MIB = 1024 * 1024
@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     )
 
     # engines
-    upstreams: Annotated[tuple[Upstream, ...], NoDecode] = Field(
+    upstreams: Annotated[tuple[UpstreamAddress, ...], NoDecode] = Field(
         (),
         description="Replicas that run elsewhere (url, and if needed api_key, kind, name). With one named, no embedded "
         "engine is started and torch is never imported. As a variable: URLs separated by commas, or JSON.",
@@ -228,7 +228,7 @@ class Settings(BaseSettings):
 
     @field_validator("upstreams")
     @classmethod
-    def _different_names(cls, upstreams: tuple[Upstream, ...]) -> tuple[Upstream, ...]:
+    def _different_names(cls, upstreams: tuple[UpstreamAddress, ...]) -> tuple[UpstreamAddress, ...]:
         names = [upstream.name for upstream in upstreams]
         if len(set(names)) < len(names):
             raise ValueError(f"two upstreams have one name: {', '.join(sorted(names))}")

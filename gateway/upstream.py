@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 UpstreamKind = Literal["auto", "turnkeep", "vllm", "openai"]
 
 
-class Upstream(BaseModel):
+class UpstreamAddress(BaseModel):
     """A replica that runs elsewhere. Its URL comes only from here, never from a request."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
