@@ -6,7 +6,7 @@ Every replica, ours or another's, stands behind `Engine`. This module knows no H
 
     EngineError
     |-- EngineUnreachable      no connection, or it broke before the first delta          another replica may try
-    |-- EngineTimeout          connect, first_delta or idle                               another replica may try
+    |-- EngineTimeout          connect, first_delta, idle or total                        another replica may try
     |-- EngineOverloaded       the replica's queue is full (429, 503)                     another replica may try
     |-- EngineLost             the stream broke after the first delta: never re-sent blindly
     |-- EngineBroken           the replica answered something that is not its protocol
@@ -236,10 +236,12 @@ class EngineUnreachable(EngineError):
 class EngineTimeout(EngineError):
     retryable = True
 
-    def __init__(self, message: str, *, stage: Literal["connect", "first_delta", "idle"], replica: str = "") -> None:
+    def __init__(
+        self, message: str, *, stage: Literal["connect", "first_delta", "idle", "total"], replica: str = ""
+    ) -> None:
         super().__init__(message, replica=replica)
         self.stage = stage
-        self.retryable = stage != "idle"
+        self.retryable = stage in ("connect", "first_delta")
 
 
 class EngineOverloaded(EngineError):

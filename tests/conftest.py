@@ -24,3 +24,9 @@ def model_dir() -> Path:
         if (folder / "config.json").is_file():
             return folder
     pytest.skip(f"no model in {', '.join(map(str, model_folders()))}: `make model` fetches it")
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """Async tests (`pytest.mark.anyio`) run on asyncio over uvloop, as the product does."""
+    return "asyncio", {"use_uvloop": True}

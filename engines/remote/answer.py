@@ -1,0 +1,116 @@
+"""One streamed answer as JSON events: opens it, splits it, parses it, and says in the contract's errors what broke.
+
+    open -> next() -> [event, …] -> next() -> … -> None (end) -> close()
+
+Every adapter reads its answers through this; what an event means is the adapter's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from engines.contract import EngineBroken, EngineError, EngineLost, EngineUnreachable
+from engines.remote.http import JSON, ByteStream, Upstream
+from engines.remote.refusal import complaint_of, engine_error, read_complaint
+from engines.remote.sse import EventTooLarge, SseParser
+
+TAIL_S = 5.0  # after the finish reason only the usage is missing: not worth a whole idle timeout
+
+
+class AnswerStream:
+    """The events of one answer. The caller closes it, also after an error."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._parser = SseParser()
+        self._begun = False
+        self._done = False
+        self._finished = False
+
+    @classmethod
+    async def open(
+        cls, upstream: Upstream, path: str, body: bytes, *, content_type: str = JSON, request_id: str = ""
+    ) -> AnswerStream:
+        """Raises EngineError, also for an answer that is an error (any status) or is no event stream."""
+        stream = await upstream.open(path, body, content_type=content_type, request_id=request_id)
+        if stream.status == 200 and stream.content_type == "text/event-stream":
+            return cls(stream)
+        try:
+            complaint = read_complaint(await stream.read_all())
+        finally:
+            stream.close()
+        if stream.status == 200 and stream.content_type != JSON:
+            message = f"{upstream.name} answered {stream.content_type or 'no content type'}, not an event stream"
+            raise EngineBroken(message, replica=upstream.name)
+        raise engine_error(stream.status, complaint, replica=upstream.name, retry_after_s=stream.retry_after_s)
+
+    async def next(self) -> list[dict[str, Any]] | None:
+        """The events of the next read, perhaps none; None after `[DONE]` or the end of the response."""
+        if self._done:
+            return None
+        try:
+            chunk = await self._stream.read()
+            events = self._parser.feed(chunk) if chunk else []
+            parsed = [self._parse(event.data) for event in events if not self._is_done(event.data)]
+        except EventTooLarge as error:
+            raise self._broken(str(error)) from error
+        except EngineUnreachable as error:
+            raise self.lost(str(error)) from error
+        if not chunk:
+            self._done = True
+            return None
+        return parsed
+
+    def begun(self) -> None:
+        """A delta goes out: from here on a break is EngineLost and each wait has the idle limit."""
+        if not self._begun:
+            self._begun = True
+            self._stream.begun()
+
+    def finished(self) -> None:
+        """The finish reason is known; only usage and the end of the response may follow."""
+        if not self._finished:
+            self._finished = True
+            self._stream.hurry(TAIL_S)
+
+    def lost(self, message: str) -> EngineError:
+        """The error for an answer that stopped short."""
+        kind = EngineLost if self._begun else EngineUnreachable
+        return kind(message, replica=self._stream.name)
+
+    def failed(self, event: Any) -> EngineError:
+        """The error for an error event inside the stream."""
+        complaint = complaint_of(event)
+        if self._begun:
+            return EngineLost(
+                f"{self._stream.name} failed in mid-answer: {complaint.message[:500]}", replica=self._stream.name
+            )
+        return engine_error(200, complaint, replica=self._stream.name)
+
+    async def close(self) -> None:
+        """Unless the answer is complete, closes the connection at once: that cancels it in the engine."""
+        if self._finished:
+            await self._stream.finish()
+        else:
+            self._stream.close()
+
+    def _is_done(self, data: bytes) -> bool:
+        if data == b"[DONE]":
+            self._done = True
+        return self._done
+
+    def _parse(self, data: bytes) -> dict[str, Any]:
+        try:
+            event = orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise self._broken(f"an event is not JSON: {error}") from error
+        if not isinstance(event, dict):
+            raise self._broken("an event is no JSON object")
+        return event
+
+    def _broken(self, message: str) -> EngineBroken:
+        error = EngineBroken(f"{self._stream.name}: {message}", replica=self._stream.name)
+        error.retryable = not self._begun
+        return error

@@ -1,0 +1,200 @@
+"""`turnkeep engine` over the wire of docs/engine-wire.md: the base that the replica holds, and the delta."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import fields
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from engines.contract import (
+    Base,
+    Capabilities,
+    ChatPrompt,
+    Delta,
+    EngineBroken,
+    EngineLoad,
+    GenerateRequest,
+    IdsPrompt,
+    RequestRefused,
+    TokenLogprob,
+    Unsupported,
+    Usage,
+)
+from engines.local.wire import CONTENT_TYPE, WireRequest, encode_generate
+from engines.remote.answer import AnswerStream
+from engines.remote.http import Reply, Upstream
+from engines.remote.refusal import engine_error, read_complaint
+
+_FINISH = frozenset({"stop", "length", "cancelled"})
+_SETS = frozenset({"grammars", "sampling"})
+_TUPLES = frozenset({"models", "unseen"})
+
+
+class TurnkeepEngine:
+    """One replica of our own engine. Owns `upstream` and closes it."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    @property
+    def name(self) -> str:
+        return self._upstream.name
+
+    async def capabilities(self) -> Capabilities:
+        found = await self._json(await self._upstream.get("/turnkeep/v1/capabilities"))
+        known: dict[str, Any] = {}
+        for field in fields(Capabilities):
+            if (value := found.get(field.name)) is None:
+                continue
+            known[field.name] = (
+                frozenset(value) if field.name in _SETS else tuple(value) if field.name in _TUPLES else value
+            )
+        try:
+            return Capabilities(**{**known, "kind": "turnkeep"})
+        except TypeError as error:
+            raise self._broken(f"its capabilities lack a field: {error}") from error
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        stream = await self._open(request)
+        try:
+            ended = False
+            while (events := await stream.next()) is not None:
+                for event in events:
+                    if "error" in event:
+                        raise stream.failed(event)
+                    if (delta := _read_delta(event)) is None:
+                        continue
+                    stream.begun()
+                    if delta.finish is not None:
+                        ended = True
+                        stream.finished()
+                    yield delta
+                    if ended:
+                        return
+            raise stream.lost(f"{self.name} ended its answer without a finish reason")
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._broken(f"an event is not of the wire: {error!r}") from error
+        finally:
+            await stream.close()
+
+    async def load(self) -> EngineLoad:
+        reply = await self._upstream.get("/health")
+        found = await self._json(reply)
+        load, pool = found.get("load") or {}, found.get("pool") or {}
+        total, used = pool.get("total"), pool.get("used")
+        ratio = load.get("kv_used_ratio", used / total if total and used is not None else None)
+        return EngineLoad(
+            running=int(load.get("running", 0)),
+            waiting=int(load.get("waiting", 0)),
+            kv_used_ratio=ratio,
+            kv_blocks_total=total,
+            kv_blocks_cached=pool.get("cached"),
+            kv_blocks_used=used,
+        )
+
+    async def tokenize(self, text: str, *, model: str) -> list[int] | None:
+        reply = await self._upstream.post("/tokenize", orjson.dumps({"prompt": text, "model": model}))
+        return [int(token) for token in (await self._json(reply))["tokens"]]
+
+    async def forget(self, session: str) -> None:
+        await self._json(await self._upstream.delete(f"/turnkeep/v1/sessions/{quote(session, safe='')}"))
+
+    async def tokenizer_file(self, file: str) -> bytes | None:
+        """One of the files to render with (`tokenizer.json`, …); None when the model has no such file."""
+        reply = await self._upstream.get(f"/turnkeep/v1/tokenizer/{quote(file, safe='')}", timeout_s=60.0)
+        if reply.status == 404:
+            return None
+        self._check(reply)
+        return reply.body
+
+    async def aclose(self) -> None:
+        await self._upstream.aclose()
+
+    async def _open(self, request: GenerateRequest) -> AnswerStream:
+        prompt = request.prompt
+        if isinstance(prompt, ChatPrompt):
+            raise Unsupported(f"{self.name} takes token ids, not messages", param="messages", replica=self.name)
+        try:
+            return await self._send(request, prompt, prompt.base, prompt.delta)
+        except RequestRefused as error:
+            if error.code != "unknown_base" or prompt.base is None:
+                raise
+        return await self._send(request, prompt, None, await prompt.whole())
+
+    async def _send(self, request: GenerateRequest, prompt: IdsPrompt, base: Base | None, delta: bytes) -> AnswerStream:
+        body = encode_generate(
+            WireRequest(
+                request_id=request.request_id,
+                model=request.model,
+                delta=delta,
+                sampling=request.sampling,
+                session=prompt.session,
+                base=base,
+                salt=request.cache_salt,
+                priority=request.priority,
+            )
+        )
+        return await AnswerStream.open(
+            self._upstream,
+            "/turnkeep/v1/generate",
+            body,
+            content_type=CONTENT_TYPE,
+            request_id=request.request_id,
+        )
+
+    async def _json(self, reply: Reply) -> dict[str, Any]:
+        self._check(reply)
+        try:
+            found = orjson.loads(reply.body)
+        except orjson.JSONDecodeError as error:
+            raise self._broken(f"an answer is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise self._broken("an answer is no JSON object")
+        return found
+
+    def _check(self, reply: Reply) -> None:
+        if reply.status != 200:
+            raise engine_error(
+                reply.status, read_complaint(reply.body), replica=self.name, retry_after_s=reply.retry_after_s
+            )
+
+    def _broken(self, message: str) -> EngineBroken:
+        return EngineBroken(f"{self.name}: {message}", replica=self.name)
+
+
+def _read_delta(event: dict[str, Any]) -> Delta | None:
+    """A delta of the wire; None for the first event, which generates nothing."""
+    if "ids" not in event:
+        if "prompt_tokens" in event:
+            return None
+        raise ValueError(f"an event with neither ids nor prompt_tokens: {sorted(event)}")
+    finish = event.get("finish")
+    logprobs = event.get("logprobs")
+    if finish is None:
+        return Delta(event["text"], tuple(event["ids"]), logprobs=_read_logprobs(logprobs) if logprobs else ())
+    if finish not in _FINISH:
+        raise ValueError(f"unknown finish reason {finish!r}")
+    usage = event["usage"]
+    return Delta(
+        event["text"],
+        tuple(event["ids"]),
+        logprobs=_read_logprobs(logprobs) if logprobs else (),
+        finish=finish,
+        stop=event.get("stop"),
+        usage=Usage(usage["prompt_tokens"], usage["output_tokens"], usage.get("cached_tokens")),
+    )
+
+
+def _read_logprobs(entries: list[dict[str, Any]]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(
+            entry["id"],
+            entry["text"],
+            entry["logprob"],
+            tuple((int(token), str(text), float(value)) for token, text, value in entry.get("top") or ()),
+        )
+        for entry in entries
+    )

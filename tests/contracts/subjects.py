@@ -1,0 +1,87 @@
+"""The engines that the contract suite runs over, each with what it takes to ask it and to look behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from engines.contract import ChatPrompt, Engine, GenerateRequest, IdsPrompt, Sampling
+from engines.echo import EchoEngine
+from engines.echo_tokens import encode, pack
+from engines.remote.http import Timeouts, Upstream
+from engines.remote.turnkeep import TurnkeepEngine
+from tests.contracts import wire_app
+from tests.contracts.live import FaultLayer, LiveServer
+from tests.faults.proxy import FaultProxy
+
+QUICK = Timeouts(connect_s=1.0, first_delta_s=2.0, idle_s=1.0, total_s=20.0, probe_s=2.0)
+
+
+@dataclass(slots=True)
+class Subject:
+    """`engine` under test; `behind` the echo engine that answers; the rest where there is a socket between."""
+
+    engine: Engine
+    behind: EchoEngine
+    ids: bool  # asks with token ids, else with messages
+    layer: FaultLayer | None = None
+    proxy: FaultProxy | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def ask(self, text: str, *, max_tokens: int = 64, model: str = "echo", **sampling: Any) -> GenerateRequest:
+        """A request whose answer is `text`."""
+        prompt = ids_prompt(chatml(text)) if self.ids else ChatPrompt([{"role": "user", "content": text}])
+        return GenerateRequest("r-1", model, prompt, Sampling(max_tokens, **sampling))
+
+
+def chatml(user: str) -> str:
+    return f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def ids_prompt(text: str) -> IdsPrompt:
+    packed = pack(encode(text))
+
+    async def whole() -> bytes:
+        return packed
+
+    return IdsPrompt(packed, len(packed) // 4, whole)
+
+
+@asynccontextmanager
+async def in_process(**echo: Any) -> AsyncIterator[Subject]:
+    engine = EchoEngine(**echo)
+    yield Subject(engine, engine, ids=True)
+
+
+@asynccontextmanager
+async def behind_socket(
+    app: Callable[[EchoEngine], ASGIApp],
+    paths: tuple[str, ...],
+    adapter: Callable[[Upstream], Engine],
+    *,
+    ids: bool,
+    timeouts: Timeouts = QUICK,
+    **echo: Any,
+) -> AsyncIterator[Subject]:
+    """adapter -> fault proxy -> uvicorn -> fault layer -> app -> EchoEngine."""
+    behind = EchoEngine(**echo)
+    layer = FaultLayer(app(behind), paths)
+    with LiveServer(layer) as server:
+        async with FaultProxy("127.0.0.1", server.port) as proxy:
+            engine = adapter(Upstream(proxy.url, name="replica", timeouts=timeouts))
+            try:
+                yield Subject(engine, behind, ids, layer, proxy)
+            finally:
+                await engine.aclose()
+
+
+def turnkeep(**options: Any) -> Any:
+    return behind_socket(wire_app.create_app, (wire_app.GENERATE,), TurnkeepEngine, ids=True, **options)
+
+
+SOCKETS = {"turnkeep": turnkeep}
+MAKERS = {"echo": in_process, **SOCKETS}
