@@ -10,6 +10,7 @@ Every replica, ours or another's, stands behind `Engine`. This module knows no H
     |-- EngineOverloaded       the replica's queue is full (429, 503)                     another replica may try
     |-- EngineLost             the stream broke after the first delta: never re-sent blindly
     |-- EngineBroken           the replica answered something that is not its protocol
+    |-- UnknownBase            the replica does not hold the base path: resend the whole prompt
     `-- RequestRefused         the request itself: no replica will take it
         |-- ContextOverflow    prompt (+ answer) longer than the window, with both numbers
         `-- Unsupported        this replica cannot do what was asked (says what)
@@ -258,6 +259,14 @@ class EngineLost(EngineError):
 
 class EngineBroken(EngineError):
     retryable = True
+
+
+class UnknownBase(EngineError):
+    """`length` ids of a base were named that are no mark of the session; the same request without a base will do."""
+
+    def __init__(self, message: str, *, length: int | None = None, replica: str = "") -> None:
+        super().__init__(message, replica=replica)
+        self.length = length
 
 
 class RequestRefused(EngineError):
