@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from engines.contract import ContextOverflow, EngineError, EngineOverloaded, RequestRefused, UnknownBase
+from engines.contract import ContextOverflow, EngineError, EngineOverloaded, RequestRefused
 
 STATUS = {
     "invalid_request": 400,
@@ -62,8 +62,6 @@ def refusal(error: EngineError) -> Refusal:
             return Refusal(error.code, str(error), limit=error.limit, requested=error.requested)
         case RequestRefused():
             return Refusal(error.code, str(error), param=error.param)
-        case UnknownBase():
-            return Refusal("unknown_base", str(error))
         case EngineOverloaded():
             return Refusal("overloaded", str(error))
         case _:

@@ -1,0 +1,216 @@
+"""Attention over paged K/V, as transformers' AttentionInterface calls it. One ragged batch, no Cache object.
+
+    tokens   | d0 | d1 | ... | c0 c0 c0 | c1 c1 |      decode rows (one token each), then prefill chunks
+    q        [1, heads, tokens, key_dim]   k, v [1, kv_heads, tokens, dim], after RoPE
+
+The model passes our `kv=KVStep` through its **kwargs. Each call writes the layer's k and v into pages, then attends:
+decode rows all at once over their padded page tables, chunks one by one. Queries of a GQA group are folded into the
+query axis ([kv_heads, group, dim]), so K/V are never repeated. Honoured: scaling, sliding_window, softcap, and s_aux
+(sinks).
+
+No mask function is registered beside it, so transformers builds no mask; a mask that comes all the same is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from engines.local.kv.storage import KVStorage, LayerShape
+
+IMPLEMENTATION = "turnkeep_paged"
+
+
+@dataclass(slots=True)
+class DecodeRows:
+    """The first `count` tokens of the batch: one of each decoding sequence."""
+
+    count: int
+    table: Tensor  # int64 [count * pages], row after row, padded with page 0
+    lengths: Tensor  # int64 [count]: K/V to attend to, the token's own included
+    longest: int
+    equal: bool  # all lengths are `longest`
+    masks: dict[int | None, Tensor | None] = field(default_factory=dict)  # by window
+
+    def mask(self, window: int | None, width: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive [count, 1, 1, width], or None where everything may be seen. The same for every layer of a step."""
+        if window not in self.masks:
+            if self.equal and width == self.longest and (window is None or window >= self.longest):
+                self.masks[window] = None
+            else:
+                at = torch.arange(width, device=self.lengths.device)
+                seen = at < self.lengths[:, None]
+                if window is not None:
+                    seen &= at >= self.lengths[:, None] - window
+                self.masks[window] = _additive(seen, dtype)[:, None, None]
+        return self.masks[window]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Tokens start ... stop of the batch: positions past ... past + stop - start of one sequence."""
+
+    start: int
+    stop: int
+    past: int
+    pages: Tensor  # int64, of all positions before the chunk's end
+    masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    @property
+    def length(self) -> int:
+        return self.past + self.stop - self.start
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Additive [tokens, length]: causal from the bottom right, and not further back than the window."""
+        if window not in self.masks:
+            query = torch.arange(self.past, self.length, device=self.pages.device)[:, None]
+            key = torch.arange(self.length, device=self.pages.device)
+            seen = key <= query
+            if window is not None:
+                seen &= key > query - window
+            self.masks[window] = _additive(seen, dtype)
+        return self.masks[window]
+
+
+@dataclass(slots=True)
+class KVStep:
+    """What one forward needs to know of the pool; built once, read by every layer."""
+
+    storage: KVStorage
+    slots: Tensor  # int64 [tokens]: where each token's K/V is written
+    decode: DecodeRows | None
+    chunks: tuple[Chunk, ...]
+    calls: int = 0
+
+
+@dataclass(slots=True)
+class Probe:
+    """Stands in for KVStep in the one-token forward at load; records what each layer sends."""
+
+    shapes: dict[int, LayerShape] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores are made from queries and keys, as the layer says."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: Tensor | None  # [heads]
+
+    @property
+    def plain(self) -> bool:
+        return self.softcap is None and self.sinks is None
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function -> [1, tokens, heads, value_dim]."""
+    step: KVStep | Probe = kwargs["kv"]  # KeyError: the model drops **kwargs on the way; the probe finds out
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    if isinstance(step, Probe):
+        step.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+    if attention_mask is not None:
+        raise RuntimeError("the model built a dense attention mask in spite of the paged interface")
+    step.calls += 1
+    scores = Scores(
+        scaling if scaling is not None else query.shape[3] ** -0.5,
+        kwargs.get("sliding_window"),
+        kwargs.get("softcap"),
+        kwargs.get("s_aux"),
+    )
+    step.storage.write(layer, step.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if step.decode is not None and not step.chunks:
+        return _decode(step.storage, layer, step.decode, query[0], scores)[None], None
+    if step.decode is None and len(step.chunks) == 1:
+        return _chunk(step.storage, layer, step.chunks[0], query, key, value, scores)[None], None
+    out = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
+    if step.decode is not None:
+        count = step.decode.count
+        out[:count] = _decode(step.storage, layer, step.decode, query[0, :, :count], scores)
+    for chunk in step.chunks:
+        at = slice(chunk.start, chunk.stop)
+        out[at] = _chunk(step.storage, layer, chunk, query[:, :, at], key[:, :, at], value[:, :, at], scores)
+    return out[None], None
+
+
+def _decode(storage: KVStorage, layer: int, rows: DecodeRows, query: Tensor, scores: Scores) -> Tensor:
+    """query [heads, rows, dim] -> [rows, heads, value_dim]."""
+    heads, count, dim = query.shape
+    keys = storage.keys[layer].index_select(0, rows.table)
+    values = storage.values[layer].index_select(0, rows.table)
+    kv_heads = keys.shape[2]
+    keys = keys.view(count, -1, kv_heads, dim)[:, : rows.longest].transpose(1, 2)
+    values = values.view(count, -1, kv_heads, values.shape[3])[:, : rows.longest].transpose(1, 2)
+    folded = query.transpose(0, 1).reshape(count, kv_heads, heads // kv_heads, dim)
+    mask = rows.mask(scores.window, rows.longest, query.dtype)
+    return _attend(folded, keys, values, mask, scores).reshape(count, heads, -1)
+
+
+def _chunk(
+    storage: KVStorage, layer: int, chunk: Chunk, query: Tensor, key: Tensor, value: Tensor, scores: Scores
+) -> Tensor:
+    """query [1, heads, tokens, dim] -> [tokens, heads, value_dim]."""
+    heads, tokens = query.shape[1], query.shape[2]
+    kv_heads = key.shape[1]
+    if chunk.past:
+        key = storage.keys[layer].index_select(0, chunk.pages).flatten(0, 1)[: chunk.length].transpose(0, 1)[None]
+        value = storage.values[layer].index_select(0, chunk.pages).flatten(0, 1)[: chunk.length].transpose(0, 1)[None]
+    if scores.plain:
+        causal = not chunk.past and (scores.window is None or scores.window >= chunk.length)
+        mask = None if causal else chunk.mask(scores.window, query.dtype)
+        grouped = heads != kv_heads
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=causal, scale=scores.scale, enable_gqa=grouped
+        )
+        return out[0].transpose(0, 1)
+    group = heads // kv_heads
+    folded = query.reshape(1, kv_heads, group * tokens, -1)
+    mask = chunk.mask(scores.window, query.dtype).repeat(group, 1)[None, None]
+    out = _attend(folded, key, value, mask, scores)
+    return out.reshape(heads, tokens, -1).transpose(0, 1)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """query [n, kv_heads, group * tokens, dim] (heads of a group one after the other) -> the same with value_dim."""
+    if scores.plain:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scores.scale)
+    logits = torch.matmul(query, key.transpose(-1, -2)) * scores.scale
+    if scores.softcap is not None:
+        logits = torch.tanh(logits / scores.softcap) * scores.softcap
+    if mask is not None:
+        logits = logits + mask
+    if scores.sinks is None:
+        weights = torch.softmax(logits, -1, dtype=torch.float32)
+    else:  # one more column that takes weight and gives nothing
+        kv_heads, rows = logits.shape[1], logits.shape[2]
+        group = len(scores.sinks) // kv_heads
+        sinks = scores.sinks.to(logits.dtype).view(1, kv_heads, group, 1, 1)
+        sinks = sinks.expand(logits.shape[0], -1, -1, rows // group, 1).reshape(logits.shape[0], kv_heads, rows, 1)
+        weights = torch.softmax(torch.cat((logits, sinks), -1), -1, dtype=torch.float32)[..., :-1]
+    return torch.matmul(weights.to(query.dtype), value)
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+
+def register() -> None:
+    """Make `IMPLEMENTATION` known to transformers; can be repeated."""
+    AttentionInterface.register(IMPLEMENTATION, paged_attention)

@@ -1,0 +1,135 @@
+"""Who runs in the next forward. Knows pages as numbers and no tensors.
+
+One plan, at most `max_batch_tokens` tokens:
+
+    1. decode     one token of each running sequence whose prompt is in; preempts the last in line if pages run out
+    2. prefill    chunks of running prompts, in order, into what is left
+    3. admission  waiting sequences that fit, in order; one whose next block is being computed by another waits for it
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass, field
+
+from engines.local.config import EngineConfig
+from engines.local.kv.cache import KVCache, Match
+from engines.local.kv.session_cache import KeptBlocks
+from engines.local.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`count` tokens of `seq` from `seq.written` on; `samples`: the last of them is the sequence's last."""
+
+    seq: Sequence
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    rows: tuple[Row, ...]  # those with one token first
+    admitted: tuple[Sequence, ...]
+
+
+@dataclass(slots=True)
+class Scheduler:
+    cache: KVCache
+    config: EngineConfig
+    waiting: list[Sequence] = field(default_factory=list)  # in order
+    running: list[Sequence] = field(default_factory=list)  # in order
+    preemptions: int = 0
+
+    def add(self, seq: Sequence) -> None:
+        insort(self.waiting, seq, key=_order)
+
+    def remove(self, seq: Sequence) -> None:
+        """Take `seq` out, wherever it is; its pages are the caller's to release or keep."""
+        (self.running if seq in self.running else self.waiting).remove(seq)
+
+    def plan(self) -> Plan:
+        rows = self._decode()
+        budget = self.config.max_batch_tokens - len(rows)
+        computing: set[tuple[int, bytes]] = set()  # blocks that this forward or a later one of a running prompt writes
+        for seq in self.running:
+            if seq.remaining > 1:
+                budget -= self._chunk(seq, budget, rows, computing)
+        admitted = self._admit(budget, rows, computing)
+        assert rows or not (self.running or self.waiting), "work is waiting and nothing can run"
+        return Plan(tuple(sorted(rows, key=lambda row: row.count > 1)), tuple(admitted))
+
+    def _decode(self) -> list[Row]:
+        rows: list[Row] = []
+        for seq in tuple(self.running):
+            while seq.remaining == 1 and seq in self.running:
+                if self.cache.grow(seq, len(seq.tokens)):
+                    rows.append(Row(seq, 1, samples=True))
+                    break
+                self.preempt(self.running[-1])
+        return [row for row in rows if row.seq in self.running]
+
+    def _chunk(self, seq: Sequence, budget: int, rows: list[Row], computing: set[tuple[int, bytes]]) -> int:
+        assert seq.node is not None
+        if (key := self.cache.next_key(seq, seq.node, len(seq.uids))) is not None:
+            computing.add(key)
+        count = min(seq.remaining, budget)
+        if count > 0:
+            rows.append(Row(seq, count, samples=count == seq.remaining))
+        return max(count, 0)
+
+    def _admit(self, budget: int, rows: list[Row], computing: set[tuple[int, bytes]]) -> list[Sequence]:
+        admitted: list[Sequence] = []
+        for seq in tuple(self.waiting):
+            if budget <= 0:
+                break
+            if len(self.running) >= self.config.max_running and not self._yields_to(seq, rows):
+                break
+            match = self.cache.match(seq)
+            key = self.cache.next_key(seq, match.node, len(match.pages))
+            if self.config.prefix_reuse and key in computing:
+                self._remember(seq, match)
+                continue
+            while not self.cache.admit(seq, match, reserve=self._reserve()):
+                if not self._yields_to(seq, rows):
+                    return admitted
+                match = self.cache.match(seq)
+            self.waiting.remove(seq)
+            insort(self.running, seq, key=_order)
+            if seq.cached_tokens is None:
+                seq.cached_tokens = seq.written
+                admitted.append(seq)
+            budget -= self._chunk(seq, budget, rows, computing)
+        return admitted
+
+    def _remember(self, seq: Sequence, match: Match) -> None:
+        """Spare the next look a walk over what this one found."""
+        found = len(match.pages) * self.cache.block_size
+        if found > seq.hint_len and not seq.preempted:
+            seq.hint, seq.hint_len = KeptBlocks(match.pages, match.uids), found
+
+    def _reserve(self) -> int:
+        """Pages that admission leaves for those who run; none if nobody does, so that somebody always can."""
+        return int(self.config.watermark * self.cache.pool.total) if self.running else 0
+
+    def _yields_to(self, seq: Sequence, rows: list[Row]) -> bool:
+        """Preempt the last in line if it is of a later priority than `seq`."""
+        if not self.running or self.running[-1].priority <= seq.priority:
+            return False
+        victim = self.running[-1]
+        self.preempt(victim)
+        rows[:] = [row for row in rows if row.seq is not victim]
+        return True
+
+    def preempt(self, seq: Sequence) -> None:
+        """Back to the waiting, with all ids; its pages stay cached as long as nobody needs them."""
+        self.running.remove(seq)
+        hint_len = seq.written
+        seq.hint = self.cache.keep(seq)
+        seq.hint_len, seq.preempted = hint_len, True
+        self.preemptions += 1
+        insort(self.waiting, seq, key=_order)
+
+
+def _order(seq: Sequence) -> tuple[int, int]:
+    return seq.order
