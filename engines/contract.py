@@ -262,7 +262,7 @@ class EngineBroken(EngineError):
 
 
 class UnknownBase(EngineError):
-    """A base of `length` ids is no mark of the session; the same request without a base will do."""
+    """`length` ids of a base were named that are no mark of the session; the same request without a base will do."""
 
     def __init__(self, message: str, *, length: int | None = None, replica: str = "") -> None:
         super().__init__(message, replica=replica)

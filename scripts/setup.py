@@ -113,6 +113,7 @@ def main(profile: str) -> None:
     _check_disk(CUDA_DISK_BYTES if choice.build == "CUDA" else CPU_DISK_BYTES)
     say(f"Setting up {VENV.name} with Python {platform.python_version()}; this takes some minutes, once.")
     _make_venv()
+    _pip("--upgrade", "pip")  # the one that Python brings may be years old, and takes thrice as long to resolve
     say(f"torch {TORCH}, the {choice.build} build, because {choice.why} (TORCH_INDEX=cpu|cuda|URL says otherwise)")
     constraint = _install_torch(choice)
     say("Turnkeep and what it needs")
@@ -246,7 +247,11 @@ def _pip(*arguments: str) -> None:
     _end_of_progress()
     if code:
         output = "".join(tail)
-        raise SetupFailed(f"{output}\npip could not install {arguments[0]}. {advice(output)}")
+        raise SetupFailed(f"{output}\npip could not install {_what(arguments)}. {advice(output)}")
+
+
+def _what(arguments: tuple[str, ...]) -> str:
+    return next(argument for argument in arguments if not argument.startswith("-"))
 
 
 _shown_at = 0.0

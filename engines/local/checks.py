@@ -190,6 +190,15 @@ def _check_depth(value: Any) -> None:
     raise RequestRefused(f"the body is nested more than {MAX_DEPTH} deep")
 
 
+def ids(value: Any, vocab: int, param: str) -> list[int]:
+    """A list of token ids, each below `vocab`; at most MAX_TOKENS."""
+    if not isinstance(value, list) or len(value) > MAX_TOKENS:
+        raise refuse(param, "must be a list of token ids")
+    if not all(type(item) is int and 0 <= item < vocab for item in value):
+        raise refuse(param, f"each must be a token id below {vocab}")
+    return value
+
+
 def token_bytes(ids: bytes, vocab: int, param: str) -> bytes:
     """`ids` as u32 little-endian, each below `vocab`."""
     if len(ids) % 4:

@@ -6,6 +6,7 @@ transformers reads GGUF itself, but slowly (a minute for 135M parameters, half o
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,7 @@ def _pre_tokenizer(source: Path) -> str | None:
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

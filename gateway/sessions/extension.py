@@ -30,7 +30,7 @@ class Tail:
     `reasoning`: an answer of this path, since it was last rendered whole, holds reasoning. `calls`: the last answer's
     tool calls in chat-completions form, where the caller has them (some templates repeat a call's name with its
     result). `open_answer`: the generated ids did not end in the end-of-turn id. `foreign_end`: they ended in another
-    stop id than the template's own.
+    stop id than the template's own. `system`: the path begins with a system message, or may.
     """
 
     path_tokens: int
@@ -40,6 +40,7 @@ class Tail:
     tool_calls: bool
     calls: tuple[Mapping[str, Any], ...] = ()
     foreign_end: bool = False
+    system: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Shape:
     reasoning: bool
     tool_calls: bool
     named: bool
+    system: bool
     roles: tuple[str, ...]
 
     @classmethod
@@ -57,7 +59,7 @@ class Shape:
         results = [message for message in messages if message.get("role") == "tool"]
         named = bool(tail.calls) or all(message.get("name") for message in results)
         roles = tuple(str(message.get("role")) for message in messages)
-        return cls(tail.open_answer, tail.reasoning, tail.tool_calls, named, roles)
+        return cls(tail.open_answer, tail.reasoning, tail.tool_calls, named, tail.system, roles)
 
 
 class Render(Protocol):
@@ -131,7 +133,7 @@ def _holds(
     if not whole.text.startswith(before):
         return False
     answer = whole.text[len(before) :]
-    if not shape.reasoning and not shape.tool_calls and not answer.startswith(word):
+    if not shape.reasoning and not shape.tool_calls and not answer.lstrip(" ").startswith(word):
         return False
     if shape.reasoning and f"{word}0" not in answer:
         return False
@@ -214,11 +216,14 @@ def _histories(shape: Shape, tools: bool) -> Iterator[list[Message]]:
     if shape.reasoning:
         answer["reasoning_content"] = calling["reasoning_content"] = "Let me think."
     yield [user]
-    yield [system, user]
-    yield [system, user, answer, again]
     yield [user, answer, again, answer, user]
+    if shape.system:
+        yield [system, user]
+        yield [system, user, answer, again]
     if tools:
         yield [user, calling, result]
-        yield [system, user, calling, result, answer, again]
+        yield [user, calling, result, answer, again]
         yield [user, {**calling, "tool_calls": [call, other]}, result, second]
         yield [user, calling, result, {**calling, "content": "Once more."}, result]
+    if tools and shape.system:
+        yield [system, user, calling, result, answer, again]

@@ -6,6 +6,7 @@ developer message is known. `Traits` are learnt from the template by rendering p
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,38 +16,59 @@ from typing import Any
 from gateway.sessions.template import ChatTemplate, Message, NotText, TemplateRefused
 
 PROBE = "5b7e1f0c93"  # a word that no template writes of itself
+REPR_OF_PARTS = ("{'type': 'text'", '{"type": "text"')  # a template that prints the list itself
+SHORT_ID = 9  # letters and digits, as Mistral's templates demand
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a template can read. `parts`: content as a list of text parts, each written whole."""
+    """What a template can read. `parts`: content as a list of text parts, each written whole.
+
+    `short_ids`: ids of tool calls must have nine letters and digits; others are replaced by a digest of that form.
+    """
 
     parts: bool
+    tools: bool
+    short_ids: bool
     developer: bool
     reasoning_key: str  # the message key that the template reads for what the model thought
 
 
 def traits_of(template: ChatTemplate) -> Traits:
-    """Learn a template's traits by rendering three small conversations."""
+    """Learn a template's traits by rendering small conversations."""
 
     parts = [{"type": "text", "text": f"{PROBE}1"}, {"type": "text", "text": f"{PROBE}2"}]
     developer = {"role": "developer", "content": PROBE}
+    user = {"role": "user", "content": "x"}
+    tool = {"type": "function", "function": {"name": PROBE, "description": "x", "parameters": {"type": "object"}}}
+    tools = [tool] if _renders(template, [user], PROBE, tools=[tool]) else []
+
+    def calls(id: str) -> bool:
+        call = {"id": id, "type": "function", "function": {"name": f"{PROBE}7", "arguments": {}}}
+        calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": id, "name": f"{PROBE}7", "content": "x"}
+        return _renders(template, [user, calling, result], f"{PROBE}7", tools=tools)
+
     keys = [key for key in ("reasoning_content", "thinking", "reasoning") if f".{key}" in template.source]
     keys += [key for key in ("reasoning_content", "reasoning", "thinking") if f"'{key}'" in template.source]
     return Traits(
         parts=_renders(template, [{"role": "user", "content": parts}], f"{PROBE}1", f"{PROBE}2"),
+        tools=bool(tools),
+        short_ids=bool(tools) and not calls("call_0123456789") and calls("abcdef012"),
         developer=_renders(template, [developer, {"role": "user", "content": "x"}], PROBE),
         reasoning_key=keys[0] if keys else "reasoning_content",
     )
 
 
-def _renders(template: ChatTemplate, messages: Sequence[Message], *words: str) -> bool:
+def _renders(
+    template: ChatTemplate, messages: Sequence[Message], *words: str, tools: Sequence[Mapping[str, Any]] = ()
+) -> bool:
     try:
-        text = template.render(messages, options={}, generation=False)
+        text = template.render(messages, tools=tools, options={}, generation=False)
     except TemplateRefused:
         return False
-    return all(word in text for word in words) and "'type'" not in text and '"type"' not in text
+    return all(word in text for word in words) and not any(mark in text for mark in REPR_OF_PARTS)
 
 
 def normalise(messages: Sequence[Message], traits: Traits) -> list[dict[str, Any]]:
@@ -62,9 +84,11 @@ def _normal(message: Message, traits: Traits) -> dict[str, Any]:
     if reasoning := message.get("reasoning_content"):
         normal[traits.reasoning_key] = reasoning
     if calls := message.get("tool_calls"):
-        normal["tool_calls"] = [_call(call) for call in calls]
+        normal["tool_calls"] = [_call(call, traits) for call in calls]
     else:
         normal.pop("tool_calls", None)
+    if traits.short_ids and "tool_call_id" in normal:
+        normal["tool_call_id"] = _short_id(normal["tool_call_id"])
     return normal
 
 
@@ -91,7 +115,7 @@ def _part_text(part: Any) -> str:
     return str(part.get("text", ""))
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call(call: Mapping[str, Any], traits: Traits) -> dict[str, Any]:
     """Arguments as an object, which is what templates serialise; left as they are where they are not one."""
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
@@ -102,7 +126,14 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
             parsed = None
         if isinstance(parsed, dict):
             function["arguments"] = parsed
-    return {**call, "type": call.get("type", "function"), "function": function}
+    id = {"id": _short_id(call["id"])} if traits.short_ids and "id" in call else {}
+    return {**call, **id, "type": call.get("type", "function"), "function": function}
+
+
+def _short_id(id: str) -> str:
+    if len(id) == SHORT_ID and id.isalnum() and id.isascii():
+        return id
+    return hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:SHORT_ID]
 
 
 class RoleCheck:
@@ -115,16 +146,26 @@ class RoleCheck:
     def check(self, messages: Sequence[Message], render: Callable[[Sequence[Message]], str]) -> None:
         """Raises TemplateRefused with the role. O(messages) for roles, one more rendering for a new pattern."""
         roles = [str(message.get("role")) for message in messages]
-        steps = {("", roles[0]), *pairwise(roles)} if roles else set()
+        kinds = [
+            f"{role} calling" if message.get("tool_calls") else role
+            for role, message in zip(roles, messages, strict=True)
+        ]
+        steps = {("", kinds[0]), *pairwise(kinds)} if kinds else set()
         if steps <= self._known:
             return
         skeleton = [_skeleton(number, message) for number, message in enumerate(messages)]
         text = render(skeleton)
         for number, role in enumerate(roles):
+            calls = messages[number].get("tool_calls") or ()
             if role != "assistant" and f"{PROBE}-{number}-" not in text:
                 raise TemplateRefused(
                     f"The model's chat template leaves out message {number}, of role {role!r}.",
                     param=f"messages.{number}.role",
+                )
+            if any(call["function"]["name"] not in text for call in calls):
+                raise TemplateRefused(
+                    f"The model's chat template leaves out the tool calls of message {number}.",
+                    param=f"messages.{number}.tool_calls",
                 )
         if len(self._known) < self._limit:
             self._known |= steps

@@ -116,8 +116,7 @@ class ChatTemplate:
         self.source = source
         self._template = environment.from_string(source)
         tree = environment.parse(source)
-        undeclared = jinja2.meta.find_undeclared_variables(tree)
-        self.options = frozenset(undeclared - OWN_NAMES - set(environment.globals) - set(special_tokens))
+        self.options = _options(tree) - OWN_NAMES - set(environment.globals) - set(special_tokens)
         self.literals = "\0".join(
             [node.data for node in tree.find_all(jinja2.nodes.TemplateData)]
             + [node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)]
@@ -165,6 +164,14 @@ class ChatTemplate:
         ) as error:
             raise TemplateRefused(f"The model's chat template does not take these messages: {error}") from error
         return "".join(chunks)
+
+
+def _options(tree: jinja2.nodes.Template) -> frozenset[str]:
+    """Names that a template reads and does not itself set, or sets only where they are not defined."""
+    stored = {node.name for node in tree.find_all(jinja2.nodes.Name) if node.ctx == "store"}
+    tests = [test.node for test in tree.find_all(jinja2.nodes.Test) if test.name == "defined"]
+    asked = {node.name for node in tests if isinstance(node, jinja2.nodes.Name)}
+    return frozenset(jinja2.meta.find_undeclared_variables(tree) - (stored - asked))
 
 
 def _size(value: Any) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from gateway.errors import BadRequest
 from gateway.sessions.extension import Shape, Tail, continuation, proven
 from gateway.sessions.messages import RoleCheck, Traits, normalise, traits_of
 from gateway.sessions.modelfiles import ModelFiles
+from gateway.sessions.prefix import Cause, PrefixReport, prefix_report
 from gateway.sessions.template import ChatTemplate, Marker, Message, Nonce, Rendered, TemplateRefused
 from gateway.sessions.vocabulary import TextTooLong, Vocabulary, pack_ids, unpack_ids
 
@@ -52,6 +53,7 @@ class ModelTokens:
         )
         self._marker = Marker(self.vocabulary.controls, self.vocabulary.special)
         self._traits: Traits = traits_of(self.template)
+        self.takes_tools = self._traits.tools
         self._roles: dict[bool, RoleCheck] = {}
         self._proven: OrderedDict[tuple[str, Shape], bool] = OrderedDict()
         self.end = self._end_of_answer()
@@ -167,6 +169,13 @@ class ModelTokens:
         """Text of ids, control tokens readable."""
         return self.vocabulary.decode(unpack_ids(ids) if isinstance(ids, bytes) else ids)
 
+    def prefix_report(
+        self, previous: Sequence[int] | bytes, new: bytes, *, hints: Iterable[Cause] = ()
+    ) -> PrefixReport:
+        """Where `new` leaves `previous`, and why; `hints` are the causes that the caller knows of."""
+        before = previous if isinstance(previous, bytes) else pack_ids(previous)
+        return prefix_report(before, new, decode=self.decode, hints=hints)
+
     def prompt_text(
         self,
         messages: Sequence[Message],
@@ -199,6 +208,8 @@ class ModelTokens:
     def _check_roles(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> None:
+        if tools and not self.takes_tools:
+            raise TemplateRefused(f"The chat template of {self.name} takes no tools.", param="tools")
         check = self._roles.get(bool(tools))
         if check is None:
             check = self._roles[bool(tools)] = RoleCheck()

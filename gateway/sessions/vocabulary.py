@@ -92,11 +92,10 @@ class Vocabulary:
         self._tokenizer = Tokenizer.from_str(marked)
         self._tokenizer.encode_special_tokens = True  # control tokens off: `encode_text` never yields one
         self.num_tokens = self._tokenizer.get_vocab_size()
-        self._inner = _without_prefix_space(marked)
+        self._inner = _without_prefix_space(declared)
         self._whole: Tokenizer | None = None
         self._fast: FastEncoder | None = None
-        if self._other_added.pattern == "(?!)":
-            self._fast = fast_encoder(declared, self.encode_text, probes=PROBES)
+        self._fast = fast_encoder(declared, self.encode_text, probes=PROBES)
         self.unsafe = frozenset(
             name
             for name, id in self.controls.items()
@@ -186,7 +185,7 @@ class Vocabulary:
         )
 
     def _encode(self, text: str, first: bool) -> list[int]:
-        if self._fast is not None:
+        if self._fast is not None and self._other_added.search(text) is None:
             return self._fast.encode(text)
         tokenizer = self._tokenizer if first or self._inner is None else self._inner
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
@@ -223,11 +222,13 @@ def _control_pattern(tokens: list[dict[str, Any]]) -> re.Pattern[str]:
     return re.compile("|".join(both) or "(?!)")
 
 
-def _without_prefix_space(declared: str) -> Tokenizer | None:
+def _without_prefix_space(declared: dict[str, Any]) -> Tokenizer | None:
     """For a tokenizer that puts a space before the first word of a text only: its twin for pieces further inside."""
-    tokenizer = Tokenizer.from_str(declared)
+    if (declared.get("pre_tokenizer") or {}).get("prepend_scheme") != "first":
+        return None
+    tokenizer = Tokenizer.from_str(json.dumps(declared, ensure_ascii=False))
     metaspace = tokenizer.pre_tokenizer
-    if not isinstance(metaspace, pre_tokenizers.Metaspace) or metaspace.prepend_scheme != "first":
+    if not isinstance(metaspace, pre_tokenizers.Metaspace):
         return None
     metaspace.prepend_scheme = "never"
     tokenizer.pre_tokenizer = metaspace

@@ -218,6 +218,38 @@ class Receipt:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class RunningTurn:
+    """Names a turn whose lease is, or was, held."""
+
+    tenant_id: str
+    session_id: str
+    turn_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """How much the store holds."""
+
+    tenants: int
+    sessions: int  # archived ones included
+    running: int
+    turns: Mapping[str, int]  # by status
+    keys: int
+
+
+class DuplicateId(Exception):
+    """A session, turn or key of this tenant has that id already."""
+
+
+class UnknownTurn(Exception):
+    """BeginTurn.parent names no turn of the session."""
+
+
+class UnstorableText(ValueError):
+    """Text that a database cannot keep as it is: NUL, or half of a surrogate pair."""
+
+
 class VersionConflict(Exception):
     def __init__(self, current: int) -> None:
         super().__init__(f"the session is at version {current}")

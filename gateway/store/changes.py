@@ -1,0 +1,199 @@
+"""Writes to sessions that are not turns: make, change, lease, cancel, sweep. Each is one transaction of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, update
+
+from gateway.store.erase import erase_session
+from gateway.store.live import lock_sessions
+from gateway.store.reads import alive, read_session
+from gateway.store.records import (
+    DuplicateId,
+    NewSession,
+    Receipt,
+    RunningTurn,
+    SessionChanges,
+    SessionRecord,
+    VersionConflict,
+)
+from gateway.store.rows import encode, metadata_rows, session_row, storable
+from gateway.store.tables import events, session_metadata, sessions, turns
+
+
+def create_session(connection: Connection, new: NewSession, now: float) -> SessionRecord:
+    """Raises DuplicateId."""
+    if read_session(connection, new.tenant_id, new.id, now) is not None:
+        raise DuplicateId(f"there is a session {new.id!r} already")
+    erase_session(connection, new.tenant_id, new.id, now)  # one whose time is over, not yet swept
+    connection.execute(sessions.insert(), session_row(new, now))
+    if rows := metadata_rows(new.tenant_id, new.id, new.metadata):
+        connection.execute(session_metadata.insert(), rows)
+    record = read_session(connection, new.tenant_id, new.id, now)
+    assert record is not None, "created alive: NewSession.expires_at lies in the future"
+    return record
+
+
+def _text(value: object) -> object:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"expected text, not {type(value).__name__}")
+    storable(value)
+    return value
+
+
+def _instant(value: object) -> object:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise TypeError(f"expected seconds since 1970, not {type(value).__name__}")
+    return value
+
+
+CHANGEABLE: dict[str, Callable[[Any], object]] = {  # field of SessionRecord -> how it is stored
+    "model": _text,
+    "system": _text,
+    "title": _text,
+    "user_ref": _text,
+    "tools": lambda tools: encode(list(tools)),
+    "metadata": encode,
+    "policy": encode,
+    "expires_at": _instant,
+    "archived_at": _instant,
+}
+
+
+def stored(changes: SessionChanges) -> dict[str, object]:
+    """Column -> value. Raises ValueError for a field that cannot be changed, TypeError for a value of a wrong type."""
+    if unknown := changes.set.keys() - CHANGEABLE.keys():
+        raise ValueError(f"cannot be changed: {', '.join(sorted(unknown))}")
+    return {name: CHANGEABLE[name](value) for name, value in changes.set.items()}
+
+
+def update_session(
+    connection: Connection, tenant_id: str, session_id: str, expected: int | None, changes: SessionChanges, now: float
+) -> SessionRecord | None:
+    """None: absent. Raises VersionConflict where `expected` is given and is not the version."""
+    values = stored(changes)
+    lock_sessions(connection, [(tenant_id, session_id)])
+    current = read_session(connection, tenant_id, session_id, now)
+    if current is None:
+        return None
+    if expected is not None and current.version != expected:
+        raise VersionConflict(current.version)
+    place = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
+    connection.execute(update(sessions).where(place).values(**values, version=current.version + 1, updated_at=now))
+    if "metadata" in changes.set:
+        connection.execute(
+            session_metadata.delete().where(
+                session_metadata.c.tenant_id == tenant_id, session_metadata.c.session_id == session_id
+            )
+        )
+        if rows := metadata_rows(tenant_id, session_id, changes.set["metadata"]):
+            connection.execute(session_metadata.insert(), rows)
+    if "user_ref" in changes.set:
+        mine = and_(turns.c.tenant_id == tenant_id, turns.c.session_id == session_id)
+        connection.execute(update(turns).where(mine).values(user_ref=changes.set["user_ref"] or ""))
+    return read_session(connection, tenant_id, session_id, min(now, changes.set.get("expires_at") or now))
+
+
+_RENEW = (
+    update(sessions)
+    .where(
+        sessions.c.tenant_id == bindparam("b_tenant"),
+        sessions.c.id == bindparam("b_id"),
+        sessions.c.fence == bindparam("b_fence"),
+        sessions.c.running_turn_id.is_not(None),
+    )
+    .values(lease_until=bindparam("b_until"))
+)
+
+
+def renew_leases(
+    connection: Connection, owner: str, held: Sequence[tuple[str, str, int]], until: float
+) -> list[tuple[str, str, int]]:
+    """Those of `held` (tenant, session, fence) that `owner` no longer holds; the others are good until `until`."""
+    live = lock_sessions(connection, ((tenant_id, session_id) for tenant_id, session_id, _ in held))
+    lost: list[tuple[str, str, int]] = []
+    kept: list[tuple[str, str, int]] = []
+    for tenant_id, session_id, fence in held:
+        session = live.get((tenant_id, session_id))
+        ours = session is not None and session.fence == fence and session.owner == owner and session.running is not None
+        (kept if ours else lost).append((tenant_id, session_id, fence))
+    if kept:
+        names = ("b_tenant", "b_id", "b_fence", "b_until")
+        connection.execute(_RENEW, [dict(zip(names, (*lease, until), strict=True)) for lease in kept])
+    return lost
+
+
+def void_leases(connection: Connection, gateway_name: str, current_epoch: str, now: float) -> list[RunningTurn]:
+    """End what earlier lives of this gateway held."""
+    mine = sessions.c.lease_owner.startswith(f"{gateway_name}/", autoescape=True)
+    return _lapse(connection, and_(mine, sessions.c.lease_owner != f"{gateway_name}/{current_epoch}"), now)
+
+
+def lapse_leases(connection: Connection, now: float) -> list[RunningTurn]:
+    """End what nobody renewed in time."""
+    return _lapse(connection, sessions.c.lease_until <= now, now)
+
+
+def _lapse(connection: Connection, which: ColumnElement[bool], now: float) -> list[RunningTurn]:
+    """The turns are incomplete, the sessions free."""
+    rows = connection.execute(
+        select(sessions.c.tenant_id, sessions.c.id, sessions.c.running_turn_id)
+        .where(sessions.c.running_turn_id.is_not(None), which)
+        .order_by(sessions.c.tenant_id, sessions.c.id)
+        .with_for_update()
+    )
+    lapsed = [RunningTurn(*row) for row in rows]
+    by_tenant: dict[str, list[RunningTurn]] = defaultdict(list)
+    for turn in lapsed:
+        by_tenant[turn.tenant_id].append(turn)
+    for tenant_id, found in by_tenant.items():
+        connection.execute(
+            update(turns)
+            .where(
+                turns.c.tenant_id == tenant_id,
+                turns.c.id.in_([turn.turn_id for turn in found]),
+                turns.c.status == "in_progress",
+            )
+            .values(status="incomplete", completed_at=now)
+        )
+        connection.execute(
+            update(sessions)
+            .where(sessions.c.tenant_id == tenant_id, sessions.c.id.in_([turn.session_id for turn in found]))
+            .values(lease_owner=None, lease_until=None, running_turn_id=None, cancel_requested=0, updated_at=now)
+        )
+    return lapsed
+
+
+def request_cancel(connection: Connection, tenant_id: str, session_id: str, turn_id: str) -> bool:
+    """Whether the turn runs; its gateway is told when it next asks."""
+    asked = connection.execute(
+        update(sessions)
+        .where(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id, sessions.c.running_turn_id == turn_id)
+        .values(cancel_requested=1)
+    )
+    return asked.rowcount > 0
+
+
+def erase_expired(connection: Connection, limit: int, now: float) -> list[tuple[str, Receipt]]:
+    """(tenant, receipt) of up to `limit` sessions whose time was over."""
+    rows = connection.execute(
+        select(sessions.c.tenant_id, sessions.c.id)
+        .where(sessions.c.expires_at <= now, ~alive(now))
+        .order_by(sessions.c.tenant_id, sessions.c.id)
+        .limit(limit)
+    ).all()
+    receipts = [(row.tenant_id, erase_session(connection, row.tenant_id, row.id, now)) for row in rows]
+    return [(tenant_id, receipt) for tenant_id, receipt in receipts if receipt is not None]
+
+
+def purge_events(connection: Connection, before: float) -> int:
+    return connection.execute(events.delete().where(events.c.created_at < before)).rowcount
+
+
+def forget_keys(connection: Connection, before: float) -> int:
+    """Idempotency keys of turns begun before `before` may be used anew."""
+    stale = and_(turns.c.created_at < before, turns.c.idempotency_key.is_not(None), turns.c.status != "in_progress")
+    return connection.execute(update(turns).where(stale).values(idempotency_key=None)).rowcount

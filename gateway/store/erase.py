@@ -1,0 +1,49 @@
+"""Erases a session: every row that holds anything of it. A receipt with counts stays."""
+
+from __future__ import annotations
+
+import secrets
+
+from sqlalchemy import BindParameter, Connection, bindparam, select
+
+from gateway.store.records import Receipt
+from gateway.store.rows import encode
+from gateway.store.tables import erasures, events, items, session_metadata, sessions, turn_tokens, turns
+
+_TENANT: BindParameter[str] = bindparam("b_tenant")
+_SESSION: BindParameter[str] = bindparam("b_session")
+_TURN_IDS = select(turns.c.id).where(turns.c.tenant_id == _TENANT, turns.c.session_id == _SESSION)
+_DELETES = (
+    *(
+        (str(table.name), table.delete().where(table.c.tenant_id == _TENANT, table.c.turn_id.in_(_TURN_IDS)))
+        for table in (events, turn_tokens, items)
+    ),
+    *(
+        (str(table.name), table.delete().where(table.c.tenant_id == _TENANT, table.c.session_id == _SESSION))
+        for table in (turns, session_metadata)
+    ),
+    (str(sessions.name), sessions.delete().where(sessions.c.tenant_id == _TENANT, sessions.c.id == _SESSION)),
+)
+_LOCK = select(sessions.c.id).where(sessions.c.tenant_id == _TENANT, sessions.c.id == _SESSION).with_for_update()
+
+
+def erase_session(connection: Connection, tenant_id: str, session_id: str, now: float) -> Receipt | None:
+    """Delete the session's rows and write the receipt. None: there is no such session."""
+    if connection.execute(_LOCK, {"b_tenant": tenant_id, "b_session": session_id}).first() is None:
+        return None
+    erased = delete_rows(connection, tenant_id, session_id)
+    receipt = {
+        "tenant_id": tenant_id,
+        "id": secrets.token_hex(16),
+        "session_id": session_id,
+        "erased": encode(erased),
+        "at": now,
+    }
+    connection.execute(erasures.insert(), receipt)
+    return Receipt(session_id=session_id, erased=erased, at=now)
+
+
+def delete_rows(connection: Connection, tenant_id: str, session_id: str) -> dict[str, int]:
+    """Table -> rows deleted."""
+    place = {"b_tenant": tenant_id, "b_session": session_id}
+    return {name: connection.execute(statement, place).rowcount for name, statement in _DELETES}

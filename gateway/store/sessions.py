@@ -1,0 +1,305 @@
+"""The store of sessions and turns. Every method takes the tenant; another tenant's object is absent.
+
+Two durable writes a turn, `begin_turn` and `finish_turn`, group-committed with those of other turns. A write that
+returned is on disk; one that raised StoreUnavailable was not acknowledged, and may be tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from sqlalchemy import update
+
+from gateway.failpoints import Failpoints
+from gateway.store import changes, commands, keys, listing, reads
+from gateway.store.database import Database, T, Work, connect, normalise
+from gateway.store.erase import erase_session
+from gateway.store.records import (
+    BeginOutcome,
+    BeginTurn,
+    FinishTurn,
+    KeyRecord,
+    NewSession,
+    Overview,
+    Receipt,
+    RunningTurn,
+    SessionChanges,
+    SessionFilter,
+    SessionPage,
+    SessionRecord,
+    TurnRecord,
+)
+from gateway.store.schema import SchemaBehind, SchemaState, schema_state
+from gateway.store.tables import probe, turns
+from gateway.store.writer import Writer, write
+
+EVERY = SessionFilter()
+LEASE_S = 5.0  # after this long without renewal another gateway may take a session
+
+
+@asynccontextmanager
+async def open_store(
+    url: str,
+    *,
+    clock: Callable[[], float] = time.time,
+    synchronous: Literal["FULL", "NORMAL"] = "FULL",
+    busy_timeout_s: float = 5.0,
+    failpoints: Failpoints | None = None,
+) -> AsyncIterator[Store]:
+    """Open a database that is at this version's schema.
+
+    Raises SchemaBehind or SchemaTooNew (see `gateway.store.schema`), StoreUnavailable, ValueError for the URL.
+    """
+    parsed = normalise(url)
+    if parsed.get_backend_name() == "sqlite" and not await asyncio.to_thread(Path(parsed.database or "").exists):
+        raise SchemaBehind(f"there is no database {parsed.database} yet. Run: turnkeep migrate")
+    database = connect(url, synchronous=synchronous, busy_timeout_s=busy_timeout_s, failpoints=failpoints)
+    try:
+        (await schema_state(database)).demand()
+        store = Store(database, clock)
+        try:
+            yield store
+        finally:
+            await store.close()
+    finally:
+        await database.close()
+
+
+class Store:
+    """Made by `open_store`. `clock`: seconds since 1970; gateways on one database need clocks within a lease."""
+
+    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+        self._database = database
+        self._clock = clock
+        self._writer = Writer(database, clock)
+        self._writer.start()
+        self._used_keys: dict[tuple[str, str], float] = {}
+        self._unscrubbed = False
+
+    async def close(self) -> None:
+        """Write what waits. Called by `open_store`."""
+        await self._writer.close()
+        await self.flush_keys()
+        if self._unscrubbed:
+            await self._scrub()
+
+    async def _read(self, work: Work[T]) -> T:
+        return await self._database.read(work)
+
+    async def _write(self, work: Work[T]) -> T:
+        return await write(self._database, work)
+
+    # ---- sessions
+
+    async def create_session(self, new: NewSession) -> SessionRecord:
+        """Raises DuplicateId, UnstorableText."""
+        return await self._write(lambda connection: changes.create_session(connection, new, self._clock()))
+
+    async def get_session(self, tenant_id: str, session_id: str) -> SessionRecord | None:
+        return await self._read(lambda c: reads.read_session(c, tenant_id, session_id, self._clock()))
+
+    async def list_sessions(
+        self, tenant_id: str, *, limit: int = 20, cursor: str | None = None, filter: SessionFilter = EVERY
+    ) -> SessionPage:
+        """Newest first. Raises ValueError for a cursor that was not made here."""
+        return await self._read(lambda c: listing.list_sessions(c, tenant_id, filter, limit, cursor, self._clock()))
+
+    async def update_session(
+        self, tenant_id: str, session_id: str, expected_version: int | None, change: SessionChanges
+    ) -> SessionRecord | None:
+        """None: absent. Raises VersionConflict; ValueError or TypeError for what cannot be set."""
+        return await self._write(
+            lambda c: changes.update_session(c, tenant_id, session_id, expected_version, change, self._clock())
+        )
+
+    async def delete_session(self, tenant_id: str, session_id: str) -> Receipt | None:
+        """Erase every row of it, also while a turn runs: that turn's finish is then refused. None: absent."""
+        receipt = await self._write(lambda c: erase_session(c, tenant_id, session_id, self._clock()))
+        if receipt is not None:
+            await self._scrub()
+        return receipt
+
+    async def erase_expired(self, limit: int = 100) -> list[tuple[str, Receipt]]:
+        """Erase sessions whose time is over, at most `limit`; (tenant, receipt) of each."""
+        receipts = await self._write(lambda c: changes.erase_expired(c, limit, self._clock()))
+        if receipts or self._unscrubbed:
+            await self._scrub()
+        return receipts
+
+    async def _scrub(self) -> None:
+        self._unscrubbed = not await self._database.scrub()
+
+    # ---- turns
+
+    async def begin_turn(self, begin: BeginTurn) -> BeginOutcome:
+        """Transaction 1. Raises UnknownTurn (the parent), DuplicateId (the turn), StoreUnavailable, UnstorableText."""
+        outcome = await self._writer.submit(commands.begin(begin))
+        assert outcome is not None
+        assert not isinstance(outcome, Exception), "the writer raises what is an exception"
+        return outcome
+
+    async def finish_turn(self, finish: FinishTurn) -> None:
+        """Transaction 2. Raises LeaseLost, StoreUnavailable. Said twice, a completed or failed turn stays as it is."""
+        await self._writer.submit(commands.finish(finish))
+
+    async def release_turn(self, tenant_id: str, session_id: str, turn_id: str, fence: int) -> None:
+        """Undo `begin_turn` for a turn that was refused before it ran. Raises LeaseLost, StoreUnavailable.
+
+        The turn leaves no trace, nor does a session that was made for it; a reopened one is `incomplete` again.
+        """
+        await self._writer.submit(commands.Release(tenant_id, session_id, turn_id, fence))
+
+    async def get_turn(self, tenant_id: str, session_id: str, turn_id: str) -> TurnRecord | None:
+        return await self._read(lambda c: reads.read_turn(c, tenant_id, session_id, which=turns.c.id == turn_id))
+
+    async def get_turn_by_seq(self, tenant_id: str, session_id: str, seq: int) -> TurnRecord | None:
+        return await self._read(lambda c: reads.read_turn(c, tenant_id, session_id, which=turns.c.seq == seq))
+
+    async def find_idempotent(self, tenant_id: str, session_id: str, key: str) -> TurnRecord | None:
+        which = turns.c.idempotency_key == key
+        return await self._read(lambda c: reads.read_turn(c, tenant_id, session_id, which=which))
+
+    async def last_turn(self, tenant_id: str, session_id: str, turn_id: str | None = None) -> TurnRecord | None:
+        """The session's head, or `turn_id`, without items and with empty ids: the same cost at any length."""
+        return await self._read(lambda c: reads.read_head(c, tenant_id, session_id, turn_id))
+
+    async def list_turns(
+        self,
+        tenant_id: str,
+        session_id: str,
+        *,
+        after: int | None = None,
+        before: int | None = None,
+        order: Literal["asc", "desc"] = "asc",
+        limit: int = 20,
+        path_of: str | None = None,
+    ) -> tuple[TurnRecord, ...]:
+        """By seq, strictly between `after` and `before`; only of the path to `path_of` where that is given."""
+        return await self._read(
+            lambda c: reads.list_turns(
+                c, tenant_id, session_id, after=after, before=before, order=order, limit=limit, path_of=path_of
+            )
+        )
+
+    async def path(self, tenant_id: str, session_id: str, turn_id: str) -> tuple[TurnRecord, ...]:
+        """The turns from the root to `turn_id`; empty where there is no such turn."""
+        return await self._read(lambda c: reads.read_path(c, tenant_id, session_id, turn_id))
+
+    async def path_ids(self, tenant_id: str, session_id: str, turn_id: str) -> bytes:
+        """Token ids of the path, u32 little-endian, as many as its leaf's path_tokens."""
+        return await self._read(lambda c: reads.read_path_ids(c, tenant_id, session_id, turn_id))
+
+    async def find_meaning(self, tenant_id: str, user_ref: str | None, digests: Sequence[bytes]) -> TurnRecord | None:
+        """Of one end user's turns the newest whose meaning is among `digests`; the latest digest that matches wins."""
+        return await self._read(lambda c: reads.find_meaning(c, tenant_id, user_ref, digests, self._clock()))
+
+    # ---- leases
+
+    async def renew_leases(
+        self, owner: str, held: Sequence[tuple[str, str, int]], lease_s: float = LEASE_S
+    ) -> list[tuple[str, str, int]]:
+        """`held`: (tenant, session, fence). Returns those that are lost."""
+        if not held:
+            return []
+        return await self._write(lambda c: changes.renew_leases(c, owner, held, self._clock() + lease_s))
+
+    async def void_leases(self, gateway_name: str, current_epoch: str) -> list[RunningTurn]:
+        """At a start: what earlier lives of this gateway ran becomes incomplete, and their sessions free."""
+        return await self._write(lambda c: changes.void_leases(c, gateway_name, current_epoch, self._clock()))
+
+    async def lapse_leases(self) -> list[RunningTurn]:
+        """What nobody renewed in time becomes incomplete. A sweep; `begin_turn` does it for its own session anyway."""
+        return await self._write(lambda c: changes.lapse_leases(c, self._clock()))
+
+    async def request_cancel(self, tenant_id: str, session_id: str, turn_id: str) -> bool:
+        """Ask the gateway that runs this turn, whichever it is, to stop it. False: it does not run."""
+        return await self._write(lambda c: changes.request_cancel(c, tenant_id, session_id, turn_id))
+
+    async def cancelled_turns(self, owner: str) -> list[RunningTurn]:
+        """Turns that `owner` runs and somebody asked to stop."""
+        return await self._read(lambda c: reads.cancelled_turns(c, owner))
+
+    # ---- events of a turn's stream
+
+    async def append_events(
+        self,
+        tenant_id: str,
+        session_id: str,
+        turn_id: str,
+        first_seq: int,
+        events: Sequence[bytes],
+        *,
+        fence: int | None = None,
+    ) -> None:
+        """Group-committed. Raises LeaseLost where the turn is gone, or was reopened under another fence."""
+        await self._writer.submit(commands.append(tenant_id, session_id, turn_id, first_seq, events, fence))
+
+    async def read_events(
+        self, tenant_id: str, session_id: str, turn_id: str, after_seq: int
+    ) -> list[tuple[int, bytes]]:
+        """(seq, event) with seq > after_seq, in order."""
+        return await self._read(lambda c: reads.read_events(c, tenant_id, session_id, turn_id, after_seq))
+
+    async def purge_events(self, before: float) -> int:
+        """Delete events stored before `before`, seconds since 1970; how many."""
+        return await self._write(lambda c: changes.purge_events(c, before))
+
+    async def forget_keys(self, before: float) -> int:
+        """Let idempotency keys of turns begun before `before` be used anew; how many."""
+        return await self._write(lambda c: changes.forget_keys(c, before))
+
+    # ---- keys, tenants
+
+    async def add_key(self, key: KeyRecord) -> None:
+        """Raises DuplicateId."""
+        await self._write(lambda c: keys.add_key(c, key, self._clock()))
+
+    async def find_key(self, digest: bytes) -> KeyRecord | None:
+        """In any state: whether it is revoked or over is the caller's to judge."""
+        return await self._read(lambda c: keys.find_key(c, digest))
+
+    async def list_keys(self, tenant_id: str | None = None) -> tuple[KeyRecord, ...]:
+        return await self._read(lambda c: keys.list_keys(c, tenant_id))
+
+    async def revoke_key(self, tenant_id: str, key_id: str) -> bool:
+        """False: there is no such key."""
+        return await self._write(lambda c: keys.revoke_key(c, tenant_id, key_id, self._clock()))
+
+    def touch_key(self, tenant_id: str, key_id: str) -> None:
+        """Note that the key was used now; `flush_keys` writes it."""
+        self._used_keys[tenant_id, key_id] = self._clock()
+
+    async def flush_keys(self) -> None:
+        """Write when keys were last used; the gateway calls it from time to time, `close` at the end."""
+        if self._used_keys:
+            used, self._used_keys = self._used_keys, {}
+            await self._write(lambda c: keys.touch_keys(c, used))
+
+    async def add_tenant(self, tenant_id: str, name: str) -> bool:
+        """False: it was there already."""
+        return await self._write(lambda c: keys.add_tenant(c, tenant_id, name, self._clock()))
+
+    async def list_tenants(self) -> tuple[tuple[str, str], ...]:
+        """(id, name)"""
+        return await self._read(keys.list_tenants)
+
+    # ---- for operators: across tenants
+
+    async def recent_turns(self, limit: int = 20) -> tuple[TurnRecord, ...]:
+        """The newest turns of all tenants, without items and with empty ids."""
+        return await self._read(lambda c: reads.recent_turns(c, limit))
+
+    async def overview(self) -> Overview:
+        return await self._read(lambda c: keys.overview(c, self._clock()))
+
+    async def ping(self) -> None:
+        """A real write. Raises StoreUnavailable."""
+        await self._write(lambda c: c.execute(update(probe).values(at=self._clock())))
+
+    async def schema(self) -> SchemaState:
+        return await schema_state(self._database)

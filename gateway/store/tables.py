@@ -1,0 +1,204 @@
+"""The tables. `tenant_id` leads every key, so that one tenant's rows are never within reach of another's query.
+
+JSON is stored as text exactly as it was encoded; digests and token ids as bytes; instants as seconds since 1970.
+A lease is part of its session's row: who holds it, until when, for which turn, under which fence.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("system", Text),
+    Column("tools", Text, nullable=False),
+    Column("title", Text),
+    Column("user_ref", Text),
+    Column("metadata", Text, nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("origin", Text, nullable=False),
+    Column("head_turn_id", Text),
+    Column("next_seq", BigInteger, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("archived_at", Double),
+    # the lease: held while running_turn_id is set, good until lease_until, proven by fence
+    Column("fence", BigInteger, nullable=False),
+    Column("lease_owner", Text),
+    Column("lease_until", Double),
+    Column("running_turn_id", Text),
+    Column("cancel_requested", Integer, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "id"),
+)
+Index("ix_sessions_listed", sessions.c.tenant_id, sessions.c.updated_at, sessions.c.id)
+_running = sessions.c.running_turn_id.is_not(None)
+Index("ix_sessions_running", sessions.c.lease_until, sqlite_where=_running, postgresql_where=_running)
+_expiring = sessions.c.expires_at.is_not(None)
+Index("ix_sessions_expiring", sessions.c.expires_at, sqlite_where=_expiring, postgresql_where=_expiring)
+
+session_metadata = Table(  # the pairs of sessions.metadata again, one a row, to find sessions by them
+    "session_metadata",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("value", Text, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "session_id", "key"),
+    ForeignKeyConstraint(["tenant_id", "session_id"], ["sessions.tenant_id", "sessions.id"]),
+)
+Index("ix_session_metadata_pair", session_metadata.c.tenant_id, session_metadata.c.key, session_metadata.c.value)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("parent_id", Text),
+    Column("seq", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("attempt", Integer, nullable=False),  # grows when the turn is reopened
+    Column("idempotency_key", Text),
+    Column("request_hash", LargeBinary),
+    Column("on_disconnect", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("completed_at", Double),
+    Column("finish_reason", Text),
+    Column("user_ref", Text, nullable=False),  # the session's, '' for none: history matching looks it up here
+    Column("meaning", LargeBinary),
+    Column("fingerprint", Text),  # of the ids in turn_tokens; NULL: the turn has none
+    Column("base_tokens", BigInteger),
+    Column("path_tokens", BigInteger),
+    Column("path_digest", LargeBinary),
+    Column("open_answer", Integer, nullable=False),
+    Column("usage", Text, nullable=False),
+    Column("placement", Text, nullable=False),
+    Column("prefix_report", Text, nullable=False),
+    Column("error", Text),
+    Column("metadata", Text, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "id"),
+    UniqueConstraint("tenant_id", "session_id", "seq"),
+    UniqueConstraint("tenant_id", "session_id", "idempotency_key"),
+    ForeignKeyConstraint(["tenant_id", "session_id"], ["sessions.tenant_id", "sessions.id"]),
+)
+_meant = turns.c.meaning.is_not(None)
+Index(
+    "ix_turns_meaning",
+    turns.c.tenant_id,
+    turns.c.user_ref,
+    turns.c.meaning,
+    turns.c.created_at,
+    sqlite_where=_meant,
+    postgresql_where=_meant,
+)
+Index("ix_turns_created_at", turns.c.created_at)
+
+items = Table(
+    "items",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("turn_id", Text, nullable=False),
+    Column("part", Integer, nullable=False),  # 0: the turn's input, 1: its output
+    Column("idx", Integer, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("payload", Text, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "turn_id", "part", "idx"),
+    ForeignKeyConstraint(["tenant_id", "turn_id"], ["turns.tenant_id", "turns.id"]),
+    sqlite_with_rowid=False,
+)
+
+turn_tokens = Table(  # apart from turns, so that reading a head costs the same however long its ids are
+    "turn_tokens",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("turn_id", Text, nullable=False),
+    Column("prompt_ids", LargeBinary, nullable=False),
+    Column("output_ids", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "turn_id"),
+    ForeignKeyConstraint(["tenant_id", "turn_id"], ["turns.tenant_id", "turns.id"]),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("turn_id", Text, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("created_at", Double, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "turn_id", "seq"),
+    ForeignKeyConstraint(["tenant_id", "turn_id"], ["turns.tenant_id", "turns.id"]),
+    sqlite_with_rowid=False,
+)
+Index("ix_events_created_at", events.c.created_at)
+
+erasures = Table(  # receipts: what was erased and how much of it, never a word of what it said
+    "erasures",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("erased", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "id"),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("digest", LargeBinary, nullable=False, unique=True),
+    Column("scopes", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+    Column("last_used_at", Double),
+    PrimaryKeyConstraint("tenant_id", "id"),
+)
+
+probe = Table(  # one row that readiness writes to, so that "can write" is tried and not guessed
+    "probe",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("at", Double, nullable=False),
+)
