@@ -90,10 +90,9 @@ class GrammarMask:
         logits[forbidden.numel() :] = float("-inf")
 
     def accept(self, token_id: int) -> None:
-        """Raises RequestRefused for a token that the mask forbids, or past llguidance's limits."""
-        if not self._matcher.consume_token(token_id):
-            raise _refused(self._matcher.get_error())
+        """A token that the mask forbids, or one past the limits, is told by the next `apply`."""
+        self._matcher.consume_token(token_id)
 
     @property
     def finished(self) -> bool:
-        return bool(self._matcher.is_stopped())
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error())

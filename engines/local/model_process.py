@@ -196,6 +196,8 @@ class ModelProcess:
     async def aclose(self) -> None:
         """The closed socket ends the child between two steps; one that does not end is killed."""
         self._transport.close()
+        if not self.was_ready:
+            self._child.kill()
         try:
             await asyncio.to_thread(self._child.wait, STOP_S)
         except subprocess.TimeoutExpired:  # a long step: nothing in there needs saving

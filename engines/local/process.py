@@ -112,6 +112,7 @@ class ModelLoop:
             out = bytearray()
             for header, body in self._reader.feed(received):
                 out += self._obey(header, body)
+                checked = False
             if self._core.has_work():
                 checked = False
                 for output in self._core.step():
@@ -266,3 +267,9 @@ def run(load: Callable[[Path, dict[str, Any]], Loaded]) -> None:
         )
         with suppress(BrokenPipeError, ConnectionResetError):  # the front has gone: so do we
             loop.run()
+
+
+if __name__ == "__main__":
+    from engines.local.load import load_core
+
+    run(load_core)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.contract import EngineError, Grammar, RequestRefused, Sampling
+from engines.contract import Grammar, RequestRefused, Sampling
 
 TOP_P_CANDIDATES = 512  # sorted first; the whole vocabulary only where these do not hold top_p
 
@@ -28,11 +28,11 @@ class TokenMask(Protocol):
     """What a grammar still allows. One a request; used by the engine's thread alone."""
 
     def apply(self, logits: Tensor) -> None:
-        """Set the logits [vocab] (float32) of forbidden tokens to -inf, in place. EngineError: give the request up."""
+        """Set the logits [vocab] (float32) of forbidden tokens to -inf, in place."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """That token was chosen. EngineError: give the request up."""
+        """That token was chosen."""
         ...
 
     @property
@@ -162,6 +162,7 @@ def _reaches(ranked: Tensor, min_p: float) -> bool:
     return bool(min_p and ranked[-1] >= min_p * ranked[0])
 
 
+@torch.inference_mode()  # the runner's logits were made in it, and are changed in place here
 def choose(logits: Tensor, choosers: Seq[TokenChooser]) -> list[Choice | Failed]:
     """One choice per row of `logits` [rows, vocab] float32. A row that fails says why and harms no other."""
     best, ids = logits.max(-1)
@@ -179,7 +180,7 @@ def choose(logits: Tensor, choosers: Seq[TokenChooser]) -> list[Choice | Failed]
 def _choose_row(chooser: TokenChooser, logits: Tensor) -> Choice | Failed:
     try:
         return chooser.choose(logits)
-    except (EngineError, ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, RequestRefused) as error:
         return Failed(str(error))
 
 

@@ -130,5 +130,7 @@ def test_a_heavy_grammar_costs_bounded_time_or_is_refused(grammars: Grammars, to
 
 def test_a_token_against_the_grammar_is_refused_not_swallowed(grammars: Grammars, tokenizer: Tokenizer) -> None:
     mask = grammars(Grammar("regex", "yes"))
+    mask.accept(tokenizer.encode("no").ids[0])
+    assert not mask.finished
     with pytest.raises(RequestRefused):
-        mask.accept(tokenizer.encode("no").ids[0])
+        mask.apply(torch.zeros(VOCAB))
