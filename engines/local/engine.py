@@ -25,6 +25,7 @@ from engines.blocks import ids_from_bytes, num_blocks
 from engines.contract import (
     EMPTY_DIGEST,
     ContextOverflow,
+    EngineError,
     EngineOverloaded,
     FinishReason,
     RequestRefused,
@@ -297,8 +298,11 @@ class LocalEngine:
         if isinstance(choice, Failed):
             return self._fail(live, choice.reason)
         seq, sampling = live.seq, live.seq.sampling
+        try:
+            live.chooser.accept(choice.id)
+        except EngineError as error:
+            return self._fail(live, str(error))
         seq.tokens.append(choice.id)
-        live.chooser.accept(choice.id)
         mask = live.chooser.mask
         logprobs = self._logprobs(choice)
         if choice.id in live.stop_ids:

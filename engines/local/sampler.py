@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.contract import Grammar, RequestRefused, Sampling
+from engines.contract import EngineError, Grammar, RequestRefused, Sampling
 
 TOP_P_CANDIDATES = 512  # sorted first; the whole vocabulary only where these do not hold top_p
 
@@ -28,11 +28,11 @@ class TokenMask(Protocol):
     """What a grammar still allows. One a request; used by the engine's thread alone."""
 
     def apply(self, logits: Tensor) -> None:
-        """Set the logits [vocab] (float32) of forbidden tokens to -inf, in place."""
+        """Set the logits [vocab] (float32) of forbidden tokens to -inf, in place. EngineError: give the request up."""
         ...
 
     def accept(self, token_id: int) -> None:
-        """That token was chosen."""
+        """That token was chosen. EngineError: give the request up."""
         ...
 
     @property
@@ -180,7 +180,7 @@ def choose(logits: Tensor, choosers: Seq[TokenChooser]) -> list[Choice | Failed]
 def _choose_row(chooser: TokenChooser, logits: Tensor) -> Choice | Failed:
     try:
         return chooser.choose(logits)
-    except (ValueError, RuntimeError, RequestRefused) as error:
+    except (EngineError, ValueError, RuntimeError) as error:
         return Failed(str(error))
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from gateway.sessions.tokens import ModelTokens
 
 TEMPLATES = Path(__file__).parents[2] / "fixtures" / "templates"
 CHATML = ("<|im_start|>", "<|im_end|>")
@@ -17,6 +20,17 @@ MISTRAL_MARKS = ("INST", "/INST", "AVAILABLE_TOOLS", "/AVAILABLE_TOOLS", "TOOL_R
 MISTRAL = ("<s>", "</s>", *(f"[{mark}]" for mark in MISTRAL_MARKS))
 GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>")
 HARMONY = ("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Looks a word up",
+        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]},
+    },
+}
+NOW = datetime(2026, 11, 29, tzinfo=UTC)
+Loader = Callable[[str], ModelTokens]
 
 
 @dataclass(frozen=True)

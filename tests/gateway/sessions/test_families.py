@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +16,10 @@ from hypothesis import strategies as st
 from gateway.errors import BadRequest
 from gateway.sessions.extension import Tail
 from gateway.sessions.template import TemplateRefused
-from gateway.sessions.tokens import ModelTokens
 from gateway.sessions.vocabulary import unpack_ids
-from tests.gateway.sessions.families import FAMILIES, build
+from tests.gateway.sessions.families import FAMILIES, NOW, TOOL, Loader, build
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks a word up",
-        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]},
-    },
-}
-NOW = datetime(2026, 11, 29, tzinfo=UTC)
 Message = dict[str, Any]
-Loader = Callable[[str], ModelTokens]
-
-
-@pytest.fixture(scope="session")
-def load(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Loader:
-    made: dict[str, ModelTokens] = {}
-
-    def get(name: str) -> ModelTokens:
-        if name not in made:
-            folder = build(name, model_dir, tmp_path_factory.mktemp("families") / name)
-            made[name] = ModelTokens.load(folder, name=name, clock=lambda: NOW)
-        return made[name]
-
-    return get
 
 
 def calling(numbers: Sequence[int], text: str = "x", reasoning: str = "") -> list[Message]:
