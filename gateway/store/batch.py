@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Executable
+from sqlalchemy import ClauseElement, Connection
 
 from gateway.store import statements as sql
 from gateway.store.begin import Admit, LiveSession, LiveTurn, Reopen, Seen, decide_begin
 from gateway.store.commands import Append, Begin, Command, Finish, Release
 from gateway.store.erase import delete_rows, erase_session
 from gateway.store.live import Key, lock_sessions, places, turns_by_key
+from gateway.store.prepared import run_many
 from gateway.store.reads import read_turns
 from gateway.store.records import HEAD, BeginOutcome, Begun, Known, LeaseLost, NewSession, UnknownTurn
-from gateway.store.rows import metadata_rows, session_row
 
 Outcome = BeginOutcome | Exception | None
 
@@ -64,7 +64,7 @@ class _Round:
     def __init__(self, connection: Connection, now: float) -> None:
         self._connection = connection
         self._now = now
-        self._rows: dict[Executable, list[dict[str, Any]]] = defaultdict(list)
+        self._rows: dict[ClauseElement, list[dict[str, Any]]] = defaultdict(list)
         self._unmade: list[Key] = []  # sessions that a released turn had made
 
     def run(self, commands: Sequence[Command]) -> list[Outcome]:
@@ -144,7 +144,7 @@ class _Round:
                 return UnknownTurn(f"the session has no turn {begin.parent!r} to go on from")
         if session is None:
             assert begin.create is not None, "decide_begin admits to an absent session only to create it"
-            session = self._create(begin.create)
+            session = self._create(command, begin.create)
         if admitted.rekey is not None:
             self._rows[sql.REKEY_TURN].append({"b_tenant": begin.tenant_id, "b_id": admitted.rekey.id})
         seq = session.next_seq
@@ -176,8 +176,7 @@ class _Round:
         self._rows[sql.INSERT_ITEM].extend(command.items)
         return Begun(seq=seq, fence=session.fence, parent_id=admitted.parent_id, turn_id=begin.turn_id)
 
-    def _create(self, new: NewSession) -> LiveSession:
-        row = session_row(new, self._now)
+    def _create(self, command: Begin, new: NewSession) -> LiveSession:
         session = LiveSession(
             tenant_id=new.tenant_id,
             id=new.id,
@@ -192,9 +191,9 @@ class _Round:
             origin=new.origin,
             expires_at=new.expires_at,
             version=1,
-            new=row,
+            new=command.session | {"created_at": self._now, "updated_at": self._now},
         )
-        self._rows[sql.INSERT_METADATA].extend(metadata_rows(new.tenant_id, new.id, new.metadata))
+        self._rows[sql.INSERT_METADATA].extend(command.metadata)
         self._sessions[new.tenant_id, new.id] = session
         return session
 
@@ -203,7 +202,7 @@ class _Round:
         if session.head == turn.id:
             session.head = turn.parent_id
         self._lease(session, turn.id, begin.owner, begin.lease_s)
-        for statement in (sql.DELETE_OUTPUT, sql.DELETE_TOKENS, sql.DELETE_EVENTS):
+        for statement in (sql.DELETE_OUTPUT, sql.DELETE_EVENTS):
             self._rows[statement].append(place)
         self._rows[sql.REOPEN_TURN].append(
             place
@@ -234,15 +233,6 @@ class _Round:
         self._free(session)
         self._rows[sql.FINISH_TURN].append(command.row | {"completed_at": self._now})
         self._rows[sql.INSERT_ITEM].extend(command.items)
-        if finish.tokens is not None:
-            self._rows[sql.INSERT_TOKENS].append(
-                {
-                    "tenant_id": finish.tenant_id,
-                    "turn_id": finish.turn_id,
-                    "prompt_ids": finish.tokens.prompt_ids,
-                    "output_ids": finish.tokens.output_ids,
-                }
-            )
         return None
 
     def _landed(self, command: Finish) -> bool:
@@ -297,7 +287,7 @@ class _Round:
                 self._rows[sql.UPDATE_SESSION].append(place | _state(session) | {"updated_at": self._now})
         for statement in sql.ORDER:
             if rows := self._rows.get(statement):
-                self._connection.execute(statement, rows)
+                run_many(self._connection, statement, rows)
         for key in self._unmade:
             delete_rows(self._connection, *key)
 

@@ -14,6 +14,8 @@ from gateway.store.rows import INPUT, OUTPUT, encode, item_rows, metadata_rows, 
 class Begin:
     turn: BeginTurn
     items: list[dict[str, Any]]
+    session: dict[str, Any]  # the row of the session to create, but for its instants; {} where none is
+    metadata: list[dict[str, Any]]
 
     @property
     def key(self) -> tuple[str, str]:
@@ -61,23 +63,21 @@ Command = Begin | Finish | Release | Append
 
 
 def begin(turn: BeginTurn) -> Begin:
-    storable(turn.tenant_id, turn.session_id, turn.turn_id, turn.model, turn.owner, turn.parent)
-    storable(turn.idempotency_key)
-    if turn.create is not None:
-        if (turn.create.tenant_id, turn.create.id) != (turn.tenant_id, turn.session_id):
-            raise ValueError("BeginTurn.create names another session than the turn")
-        session_row(turn.create, 0.0)  # encodes or raises, here and not within the batch
-        metadata_rows(turn.tenant_id, turn.session_id, turn.create.metadata)
-    return Begin(turn, item_rows(turn.tenant_id, turn.turn_id, INPUT, turn.input))
+    storable(turn.tenant_id, turn.session_id, turn.turn_id, turn.model, turn.owner, turn.parent, turn.idempotency_key)
+    if turn.create is not None and (turn.create.tenant_id, turn.create.id) != (turn.tenant_id, turn.session_id):
+        raise ValueError("BeginTurn.create names another session than the turn")
+    items = item_rows(turn.tenant_id, turn.turn_id, INPUT, turn.input)
+    if turn.create is None:
+        return Begin(turn, items, {}, [])
+    metadata = metadata_rows(turn.tenant_id, turn.session_id, turn.create.metadata)
+    return Begin(turn, items, session_row(turn.create, 0.0), metadata)
 
 
 def finish(turn: FinishTurn) -> Finish:
     if turn.status == "in_progress":
         raise ValueError("a turn is finished as completed, incomplete or failed")
-    storable(turn.tenant_id, turn.session_id, turn.turn_id, turn.finish_reason)
     tokens = turn.tokens
-    if tokens is not None:
-        storable(tokens.fingerprint)
+    storable(turn.tenant_id, turn.session_id, turn.turn_id, turn.finish_reason, tokens.fingerprint if tokens else None)
     row = {
         "b_tenant": turn.tenant_id,
         "b_id": turn.turn_id,
@@ -89,6 +89,8 @@ def finish(turn: FinishTurn) -> Finish:
         "path_tokens": tokens and tokens.path_tokens,
         "path_digest": tokens and tokens.path_digest,
         "open_answer": int(tokens is not None and tokens.open_answer),
+        "prompt_ids": tokens and tokens.prompt_ids,
+        "output_ids": tokens and tokens.output_ids,
         "usage": encode(turn.usage),
         "placement": encode(turn.placement),
         "prefix_report": encode(turn.prefix_report),

@@ -8,7 +8,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, select
 
 from gateway.store.records import Receipt
 from gateway.store.rows import encode
-from gateway.store.tables import erasures, events, items, session_metadata, sessions, turn_tokens, turns
+from gateway.store.tables import erasures, events, items, session_metadata, sessions, turns
 
 _TENANT: BindParameter[str] = bindparam("b_tenant")
 _SESSION: BindParameter[str] = bindparam("b_session")
@@ -16,7 +16,7 @@ _TURN_IDS = select(turns.c.id).where(turns.c.tenant_id == _TENANT, turns.c.sessi
 _DELETES = (
     *(
         (str(table.name), table.delete().where(table.c.tenant_id == _TENANT, table.c.turn_id.in_(_TURN_IDS)))
-        for table in (events, turn_tokens, items)
+        for table in (events, items)
     ),
     *(
         (str(table.name), table.delete().where(table.c.tenant_id == _TENANT, table.c.session_id == _SESSION))

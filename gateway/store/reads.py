@@ -11,21 +11,12 @@ from sqlalchemy import CTE, ColumnElement, Connection, Row, and_, bindparam, lit
 from compression.conversation import Item
 from gateway.store.records import RunningTurn, SessionRecord, TurnRecord
 from gateway.store.rows import item_of, session_of, turn_of
-from gateway.store.tables import events, items, sessions, turn_tokens, turns
+from gateway.store.tables import events, items, sessions, turns
 
 U32 = 4  # bytes of a token id
 CHUNK = 1000  # ids in one IN (...): both databases take over 30,000
 
-_WITH_IDS = (
-    *(column for column in turns.c),
-    turn_tokens.c.prompt_ids,
-    turn_tokens.c.output_ids,
-)
-_TURNS = select(*_WITH_IDS).select_from(
-    turns.outerjoin(
-        turn_tokens, and_(turn_tokens.c.tenant_id == turns.c.tenant_id, turn_tokens.c.turn_id == turns.c.id)
-    )
-)
+_HEAD = [column for column in turns.c if column.name not in ("prompt_ids", "output_ids")]
 _ITEMS = (
     select(items.c.turn_id, items.c.part, items.c.type, items.c.payload)
     .where(items.c.tenant_id == bindparam("b_tenant"), items.c.turn_id.in_(bindparam("b_ids", expanding=True)))
@@ -53,7 +44,7 @@ def read_turns(connection: Connection, tenant_id: str, turn_ids: Sequence[str]) 
     """The turns that exist, with items and ids, in no particular order."""
     found: list[Row[Any]] = []
     for chunk in _chunks(turn_ids):
-        found += connection.execute(_TURNS.where(turns.c.tenant_id == tenant_id, turns.c.id.in_(chunk))).all()
+        found += connection.execute(select(turns).where(turns.c.tenant_id == tenant_id, turns.c.id.in_(chunk))).all()
     return with_items(connection, tenant_id, found)
 
 
@@ -61,13 +52,13 @@ def read_turn(
     connection: Connection, tenant_id: str, session_id: str, *, which: ColumnElement[bool]
 ) -> TurnRecord | None:
     """The one turn of a session that `which` picks."""
-    row = connection.execute(_TURNS.where(_of(tenant_id, session_id), which)).first()
+    row = connection.execute(select(turns).where(_of(tenant_id, session_id), which)).first()
     return None if row is None else with_items(connection, tenant_id, [row])[0]
 
 
 def read_head(connection: Connection, tenant_id: str, session_id: str, turn_id: str | None) -> TurnRecord | None:
     """A turn without items and with empty ids, at a cost that does not grow with it. None as id: the session's head."""
-    statement = select(turns).where(_of(tenant_id, session_id))
+    statement = select(*_HEAD).where(_of(tenant_id, session_id))
     if turn_id is not None:
         statement = statement.where(turns.c.id == turn_id)
     else:
@@ -95,7 +86,7 @@ def list_turns(
     path_of: str | None,
 ) -> tuple[TurnRecord, ...]:
     """Turns by seq, strictly between `after` and `before`; of one path where `path_of` names its leaf."""
-    statement = _TURNS.where(_of(tenant_id, session_id))
+    statement = select(turns).where(_of(tenant_id, session_id))
     if path_of is not None:
         walk = _walk(tenant_id, session_id, path_of)
         statement = statement.join(walk, walk.c.id == turns.c.id)
@@ -111,7 +102,10 @@ def read_path(connection: Connection, tenant_id: str, session_id: str, turn_id: 
     """The turns from the root to `turn_id`; none where the session has no such turn."""
     walk = _walk(tenant_id, session_id, turn_id)
     statement = (
-        _TURNS.join(walk, walk.c.id == turns.c.id).where(_of(tenant_id, session_id)).order_by(walk.c.depth.desc())
+        select(turns)
+        .join(walk, walk.c.id == turns.c.id)
+        .where(_of(tenant_id, session_id))
+        .order_by(walk.c.depth.desc())
     )
     return tuple(with_items(connection, tenant_id, connection.execute(statement).all()))
 
@@ -127,10 +121,9 @@ def read_path_ids(connection: Connection, tenant_id: str, session_id: str, turn_
     """
     walk = _walk(tenant_id, session_id, turn_id)
     rows = connection.execute(
-        select(turns.c.base_tokens, turn_tokens.c.prompt_ids, turn_tokens.c.output_ids)
+        select(turns.c.base_tokens, turns.c.prompt_ids, turns.c.output_ids)
         .join(walk, walk.c.id == turns.c.id)
-        .join(turn_tokens, and_(turn_tokens.c.tenant_id == turns.c.tenant_id, turn_tokens.c.turn_id == turns.c.id))
-        .where(_of(tenant_id, session_id))
+        .where(_of(tenant_id, session_id), turns.c.fingerprint.is_not(None))
         .order_by(walk.c.depth)
     ).all()
     pieces: list[bytes] = []
@@ -181,7 +174,7 @@ def with_items(connection: Connection, tenant_id: str, rows: Sequence[Row[Any]])
 
 def recent_turns(connection: Connection, limit: int) -> tuple[TurnRecord, ...]:
     """The newest turns of all tenants, without items and with empty ids."""
-    rows = connection.execute(select(turns).order_by(turns.c.created_at.desc(), turns.c.seq.desc()).limit(limit))
+    rows = connection.execute(select(*_HEAD).order_by(turns.c.created_at.desc(), turns.c.seq.desc()).limit(limit))
     return tuple(turn_of(row, {}) for row in rows)
 
 

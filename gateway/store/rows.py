@@ -27,9 +27,9 @@ def _plain(value: object) -> object:
 
 def storable(*texts: str | None) -> None:
     """Raise UnstorableText for what not every database keeps: PostgreSQL takes no NUL, UTF-8 no surrogate."""
-    for text in texts:
-        if text is not None and ("\0" in text or not _utf8(text)):
-            raise UnstorableText(f"cannot be stored: {text[:40]!r} holds a NUL or half of a surrogate pair")
+    whole = "".join([text for text in texts if text])
+    if "\0" in whole or not (whole.isascii() or _utf8(whole)):
+        raise UnstorableText(f"cannot be stored: {whole[:80]!r} holds a NUL or half of a surrogate pair")
 
 
 def _utf8(text: str) -> bool:

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BindParameter, Delete, Executable, Table, Update, bindparam, select
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    ClauseElement,
+    Column,
+    ColumnElement,
+    Delete,
+    Select,
+    Table,
+    Text,
+    Update,
+    bindparam,
+    select,
+)
 
 from gateway.store.rows import OUTPUT
-from gateway.store.tables import events, items, session_metadata, sessions, turn_tokens, turns
+from gateway.store.tables import events, items, session_metadata, sessions, turns
 
-_TENANT: BindParameter[str] = bindparam("b_tenant")
-_ID: BindParameter[str] = bindparam("b_id")
-_IDS: BindParameter[str] = bindparam("b_ids", expanding=True)
+_TENANT: BindParameter[str] = bindparam("b_tenant", type_=Text())
+_ID: BindParameter[str] = bindparam("b_id", type_=Text())
+
+
+def _in(column: Column[Any], name: str, size: int) -> ColumnElement[bool]:
+    return column.in_([bindparam(f"{name}_{place}", type_=column.type) for place in range(size)])
+
 
 # SQLite uses no index for (a, b) IN ((..), ..), so these ask one tenant at a time.
-LOCK_SESSIONS = (
-    select(
+
+
+@cache
+def lock_sessions(size: int) -> Select[Any]:
+    """Columns in the order of LiveSession's fields; rows in the order in which every gateway locks them."""
+    columns = (
         sessions.c.id,
         sessions.c.head_turn_id,
         sessions.c.next_seq,
@@ -27,29 +50,37 @@ LOCK_SESSIONS = (
         sessions.c.expires_at,
         sessions.c.version,
     )
-    .where(sessions.c.tenant_id == _TENANT, sessions.c.id.in_(_IDS))
-    .order_by(sessions.c.id)  # the order in which PostgreSQL locks them: the same in every gateway
-    .with_for_update()
-)
+    mine = select(*columns).where(sessions.c.tenant_id == _TENANT, _in(sessions.c.id, "id", size))
+    return mine.order_by(sessions.c.id).with_for_update()
 
-TURNS_BY_KEY = select(
-    turns.c.session_id,
-    turns.c.idempotency_key,
-    turns.c.id,
-    turns.c.parent_id,
-    turns.c.seq,
-    turns.c.status,
-    turns.c.attempt,
-    turns.c.request_hash,
-    turns.c.finish_reason,
-).where(
-    turns.c.tenant_id == _TENANT,
-    turns.c.session_id.in_(bindparam("b_sessions", expanding=True)),
-    turns.c.idempotency_key.in_(bindparam("b_keys", expanding=True)),
-)
-PLACES = select(turns.c.id, turns.c.session_id, turns.c.seq, turns.c.fence, turns.c.attempt, turns.c.status).where(
-    turns.c.tenant_id == _TENANT, turns.c.id.in_(_IDS)
-)
+
+@cache
+def turns_by_key(size: int) -> Select[Any]:
+    """Session, key, then the columns in the order of LiveTurn's fields."""
+    columns = (
+        turns.c.session_id,
+        turns.c.idempotency_key,
+        turns.c.id,
+        turns.c.parent_id,
+        turns.c.seq,
+        turns.c.status,
+        turns.c.attempt,
+        turns.c.request_hash,
+        turns.c.finish_reason,
+    )
+    return select(*columns).where(
+        turns.c.tenant_id == _TENANT,
+        _in(turns.c.session_id, "session", size),
+        _in(turns.c.idempotency_key, "key", size),
+    )
+
+
+@cache
+def places(size: int) -> Select[Any]:
+    """Id, then the columns in the order of Place's fields."""
+    columns = (turns.c.id, turns.c.session_id, turns.c.seq, turns.c.fence, turns.c.attempt, turns.c.status)
+    return select(*columns).where(turns.c.tenant_id == _TENANT, _in(turns.c.id, "id", size))
+
 
 UPDATE_SESSION = (
     sessions.update()
@@ -92,6 +123,8 @@ FINISH_TURN = _turn_update(
     "prefix_report",
     "error",
     "metadata",
+    "prompt_ids",
+    "output_ids",
 )
 LAPSE_TURN = _turn_update("status", "completed_at").where(turns.c.status == "in_progress")
 REOPEN_TURN = _turn_update("fence", "attempt", "model", "on_disconnect").values(
@@ -109,6 +142,8 @@ REOPEN_TURN = _turn_update("fence", "attempt", "model", "on_disconnect").values(
     prefix_report="{}",
     error=None,
     metadata="{}",
+    prompt_ids=None,
+    output_ids=None,
 )
 REKEY_TURN = turns.update().where(turns.c.tenant_id == _TENANT, turns.c.id == _ID).values(idempotency_key=None)
 
@@ -116,7 +151,6 @@ INSERT_SESSION = sessions.insert()
 INSERT_METADATA = session_metadata.insert()
 INSERT_TURN = turns.insert()
 INSERT_ITEM = items.insert()
-INSERT_TOKENS = turn_tokens.insert()
 INSERT_EVENT = events.insert()
 
 
@@ -126,18 +160,16 @@ def _delete(table: Table) -> Delete:
 
 DELETE_OUTPUT = _delete(items).where(items.c.part == OUTPUT)
 DELETE_ITEMS = _delete(items)
-DELETE_TOKENS = _delete(turn_tokens)
 DELETE_EVENTS = _delete(events)
 DELETE_TURN = turns.delete().where(turns.c.tenant_id == _TENANT, turns.c.id == _ID)
 
 # Parents before children; what frees a key or a seq before what takes it.
-ORDER: tuple[Executable, ...] = (
+ORDER: tuple[ClauseElement, ...] = (
     INSERT_SESSION,
     INSERT_METADATA,
     LAPSE_TURN,
     REKEY_TURN,
     DELETE_OUTPUT,
-    DELETE_TOKENS,
     DELETE_EVENTS,
     DELETE_ITEMS,
     DELETE_TURN,
@@ -145,7 +177,6 @@ ORDER: tuple[Executable, ...] = (
     INSERT_TURN,
     FINISH_TURN,
     INSERT_ITEM,
-    INSERT_TOKENS,
     INSERT_EVENT,
     UPDATE_SESSION,
 )

@@ -104,7 +104,7 @@ turns = Table(
     Column("finish_reason", Text),
     Column("user_ref", Text, nullable=False),  # the session's, '' for none: history matching looks it up here
     Column("meaning", LargeBinary),
-    Column("fingerprint", Text),  # of the ids in turn_tokens; NULL: the turn has none
+    Column("fingerprint", Text),  # of prompt_ids and output_ids; NULL: the turn has none
     Column("base_tokens", BigInteger),
     Column("path_tokens", BigInteger),
     Column("path_digest", LargeBinary),
@@ -114,10 +114,22 @@ turns = Table(
     Column("prefix_report", Text, nullable=False),
     Column("error", Text),
     Column("metadata", Text, nullable=False),
+    # last, because SQLite reads a row from its start: a head costs the same however long its ids are
+    Column("prompt_ids", LargeBinary),
+    Column("output_ids", LargeBinary),
     PrimaryKeyConstraint("tenant_id", "id"),
     UniqueConstraint("tenant_id", "session_id", "seq"),
-    UniqueConstraint("tenant_id", "session_id", "idempotency_key"),
     ForeignKeyConstraint(["tenant_id", "session_id"], ["sessions.tenant_id", "sessions.id"]),
+)
+_keyed = turns.c.idempotency_key.is_not(None)
+Index(
+    "ix_turns_idempotency_key",
+    turns.c.tenant_id,
+    turns.c.session_id,
+    turns.c.idempotency_key,
+    unique=True,
+    sqlite_where=_keyed,
+    postgresql_where=_keyed,
 )
 _meant = turns.c.meaning.is_not(None)
 Index(
@@ -143,17 +155,6 @@ items = Table(
     PrimaryKeyConstraint("tenant_id", "turn_id", "part", "idx"),
     ForeignKeyConstraint(["tenant_id", "turn_id"], ["turns.tenant_id", "turns.id"]),
     sqlite_with_rowid=False,
-)
-
-turn_tokens = Table(  # apart from turns, so that reading a head costs the same however long its ids are
-    "turn_tokens",
-    metadata,
-    Column("tenant_id", Text, nullable=False),
-    Column("turn_id", Text, nullable=False),
-    Column("prompt_ids", LargeBinary, nullable=False),
-    Column("output_ids", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("tenant_id", "turn_id"),
-    ForeignKeyConstraint(["tenant_id", "turn_id"], ["turns.tenant_id", "turns.id"]),
 )
 
 events = Table(

@@ -139,14 +139,21 @@ def upgrade() -> None:
         sa.Column("prefix_report", sa.Text(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("metadata", sa.Text(), nullable=False),
+        sa.Column("prompt_ids", sa.LargeBinary(), nullable=True),
+        sa.Column("output_ids", sa.LargeBinary(), nullable=True),
         sa.ForeignKeyConstraint(
             ["tenant_id", "session_id"], ["sessions.tenant_id", "sessions.id"], name=op.f("fk_turns_sessions")
         ),
         sa.PrimaryKeyConstraint("tenant_id", "id", name=op.f("pk_turns")),
-        sa.UniqueConstraint(
-            "tenant_id", "session_id", "idempotency_key", name=op.f("uq_turns_tenant_id_session_id_idempotency_key")
-        ),
         sa.UniqueConstraint("tenant_id", "session_id", "seq", name=op.f("uq_turns_tenant_id_session_id_seq")),
+    )
+    op.create_index(
+        "ix_turns_idempotency_key",
+        "turns",
+        ["tenant_id", "session_id", "idempotency_key"],
+        unique=True,
+        sqlite_where=sa.text("idempotency_key IS NOT NULL"),
+        postgresql_where=sa.text("idempotency_key IS NOT NULL"),
     )
     op.create_index("ix_turns_created_at", "turns", ["created_at"], unique=False)
     op.create_index(
@@ -183,24 +190,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("tenant_id", "turn_id", "part", "idx", name=op.f("pk_items")),
         sqlite_with_rowid=False,
     )
-    op.create_table(
-        "turn_tokens",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("turn_id", sa.Text(), nullable=False),
-        sa.Column("prompt_ids", sa.LargeBinary(), nullable=False),
-        sa.Column("output_ids", sa.LargeBinary(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["tenant_id", "turn_id"], ["turns.tenant_id", "turns.id"], name=op.f("fk_turn_tokens_turns")
-        ),
-        sa.PrimaryKeyConstraint("tenant_id", "turn_id", name=op.f("pk_turn_tokens")),
-    )
     tenants = sa.table("tenants", sa.column("id"), sa.column("name"), sa.column("created_at"))
     op.bulk_insert(tenants, [{"id": "default", "name": "default", "created_at": time.time()}])
     op.bulk_insert(sa.table("probe", sa.column("id"), sa.column("at")), [{"id": 1, "at": 0.0}])
 
 
 def downgrade() -> None:
-    op.drop_table("turn_tokens")
     op.drop_table("items")
     op.drop_table("events")
     op.drop_table("turns")

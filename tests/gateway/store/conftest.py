@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import tempfile
 import uuid
 import warnings
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,29 +48,58 @@ def postgres_server() -> Iterator[str]:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-async def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A database without a schema, dropped after the test."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/turnkeep.db"
         return
-    server = make_url(request.getfixturevalue("postgres_server"))
+    with database(request.getfixturevalue("postgres_server"), template="template0") as created:
+        yield created
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database at the newest schema, dropped after the test: a copy of one that was migrated once."""
+    if request.param == "sqlite":
+        shutil.copy(request.getfixturevalue("migrated_sqlite"), tmp_path / "turnkeep.db")
+        yield f"sqlite:///{tmp_path}/turnkeep.db"
+        return
+    server = request.getfixturevalue("postgres_server")
+    with database(server, template=request.getfixturevalue("migrated_postgres")) as created:
+        yield created
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("migrated") / "turnkeep.db"
+    asyncio.run(migrate(f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_server: str) -> str:
+    """Name of a database to copy."""
+    name = f"migrated_{uuid.uuid4().hex}"
+    asyncio.run(say(postgres_server, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'"))
+    asyncio.run(migrate(make_url(postgres_server).set(database=name).render_as_string(hide_password=False)))
+    return name
+
+
+@contextmanager
+def database(server: str, *, template: str) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex}"
-    await _say(server.render_as_string(hide_password=False), f"CREATE DATABASE {name}")
-    yield server.set(database=name).render_as_string(hide_password=False)
-    await _say(server.render_as_string(hide_password=False), f"DROP DATABASE {name} WITH (FORCE)")
+    asyncio.run(say(server, f"CREATE DATABASE {name} TEMPLATE {template}"))
+    try:
+        yield make_url(server).set(database=name).render_as_string(hide_password=False)
+    finally:
+        asyncio.run(say(server, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
-async def _say(server: str, statement: str) -> None:
+async def say(server: str, statement: str) -> None:
     engine = postgres_engine(normalise(server), busy_timeout_s=30.0)
     async with engine.connect() as connection:
         await (await connection.execution_options(isolation_level="AUTOCOMMIT")).execute(text(statement))
     await engine.dispose()
-
-
-@pytest.fixture
-async def url(empty_url: str) -> str:
-    await migrate(empty_url)
-    return empty_url
 
 
 @pytest.fixture
