@@ -129,14 +129,14 @@ def _tool_calls(calls: Any, where: str) -> list[Item]:
     return out
 
 
-def parse_items(values: Any, *, param: str = "input") -> list[Item]:
+def parse_items(values: Any, *, param: str = "input", first: int = 0) -> list[Item]:
     """Items as the REST API takes them: a string (one user message), or a list of items or of chat messages."""
     if isinstance(values, str):
         return [message("user", values)]
     if not isinstance(values, list) or not values:
         raise BadRequest(f"{param} must be a string or a non-empty list of items", param=param)
     out: list[Item] = []
-    for i, value in enumerate(values):
+    for i, value in enumerate(values, first):
         where = f"{param}[{i}]"
         if not isinstance(value, dict):
             raise BadRequest(f"{where} must be an object", param=where)

@@ -7,12 +7,14 @@ the last one is always a TurnEnded. Knows no engine, no store, no HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from compression.conversation import Item, TurnStatus
 from engines.contract import TokenLogprob
+from gateway.errors import GatewayError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,13 @@ class TurnRun:
         self.session_id = session_id
         self.on_disconnect = on_disconnect
         self.fence = 0
+        self.started_at = time.monotonic()
+        self.first_piece_at: float | None = None
         self.events: list[TurnEvent] = []
         self.ended: TurnEnded | None = None
+        self.failure: GatewayError | None = None  # what a failed turn failed with, for whoever answers with a status
         self.cancel_reason: str | None = None
-        self.cancelled = asyncio.Event()
+        self._on_cancel: Callable[[], object] | None = None
         self._readers = 0
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -75,6 +80,8 @@ class TurnRun:
         self.events.append(event)
         if isinstance(event, TurnEnded):
             self.ended = event
+        elif self.first_piece_at is None and isinstance(event, Piece):
+            self.first_piece_at = time.monotonic()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -84,7 +91,14 @@ class TurnRun:
         """Ask the turn to stop; the first reason stays."""
         if self.ended is None and self.cancel_reason is None:
             self.cancel_reason = reason
-            self.cancelled.set()
+            if self._on_cancel is not None:
+                self._on_cancel()
+
+    def on_cancel(self, call: Callable[[], object]) -> None:
+        """What to do on a cancel; done at once where it came before."""
+        self._on_cancel = call
+        if self.cancel_reason is not None:
+            call()
 
     async def wait_beyond(self, count: int) -> None:
         """Until more than `count` events are there."""
@@ -93,7 +107,7 @@ class TurnRun:
             self._waiters.append(waiter)
             await waiter
 
-    async def follow(self, after: int = 0) -> AsyncIterator[tuple[int, TurnEvent]]:
+    async def follow(self, after: int = 0) -> AsyncGenerator[tuple[int, TurnEvent], None]:
         """(sequence number, event) for every event past `after`, to the end. A reader that leaves may end the turn."""
         self._readers += 1
         at = after
@@ -110,9 +124,7 @@ class TurnRun:
             if self._readers == 0 and self.ended is None and self.on_disconnect == "cancel":
                 self.cancel("client_disconnected")
 
-    async def result(self) -> TurnEnded:
-        """The terminal event, waited for as a reader."""
-        async for _, event in self.follow():
-            if isinstance(event, TurnEnded):
-                return event
-        raise AssertionError("a followed turn always ends")
+    async def wait_end(self) -> None:
+        """Until the terminal event is there, without counting as a reader."""
+        while self.ended is None:
+            await self.wait_beyond(len(self.events))

@@ -221,6 +221,25 @@ def find_meaning(
     return None
 
 
+def find_meaning_in(
+    connection: Connection, tenant_id: str, session_id: str, digests: Sequence[bytes]
+) -> TurnRecord | None:
+    """The newest turn of one session whose meaning is the last in `digests` that any of its turns has."""
+    for start in range(len(digests), 0, -IN_SESSION):
+        chunk = digests[max(0, start - IN_SESSION) : start]
+        found = select(turns.c.id, turns.c.meaning, turns.c.seq).where(
+            turns.c.tenant_id == tenant_id, turns.c.session_id == session_id, turns.c.meaning.in_(chunk)
+        )
+        rows = connection.execute(found).all()
+        if rows:
+            places = {digest: place for place, digest in enumerate(chunk)}
+            best = max(rows, key=lambda row: (places[bytes(row.meaning)], row.seq))
+            read = read_turns(connection, tenant_id, [best.id])
+            return read[0] if read else None
+    return None
+
+
+IN_SESSION = 256  # digests looked up by one statement within a session
 MATCHES = 16  # digests looked up by one statement
 
 

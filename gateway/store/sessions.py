@@ -198,6 +198,10 @@ class Store:
         """Of one end user's turns the newest whose meaning is among `digests`; the latest digest that matches wins."""
         return await self._read(lambda c: reads.find_meaning(c, tenant_id, user_ref, digests, self._clock()))
 
+    async def find_meaning_in(self, tenant_id: str, session_id: str, digests: Sequence[bytes]) -> TurnRecord | None:
+        """The same within one session, whoever its end user is."""
+        return await self._read(lambda c: reads.find_meaning_in(c, tenant_id, session_id, digests))
+
     # ---- leases
 
     async def renew_leases(

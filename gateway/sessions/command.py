@@ -1,0 +1,98 @@
+"""What a client asks of a turn, in the gateway's own words. Plain values; knows no HTTP and no store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+
+from compression.conversation import Item
+from engines.contract import Grammar
+from gateway.store.records import HEAD, NewSession
+
+OnDisconnect = Literal["cancel", "finish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One new item; an ephemeral one is sent to the engine and not kept (a retrieved document)."""
+
+    item: Item
+    ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How to sample, as asked: None means the model's or the gateway's default."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One turn's request, apart from where it is stored."""
+
+    model: str
+    input: tuple[Input, ...]
+    system: str | None = None
+    instructions: str | None = None  # for this turn only
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: Mapping[str, Any] | None = None
+    reasoning_effort: str | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    shape: Shape = field(default_factory=Shape)
+
+    @property
+    def kept(self) -> tuple[Item, ...]:
+        return tuple(i.item for i in self.input if not i.ephemeral)
+
+    @property
+    def sent(self) -> tuple[Item, ...]:
+        return tuple(i.item for i in self.input)
+
+    @property
+    def has_ephemeral(self) -> bool:
+        return any(i.ephemeral for i in self.input)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCommand:
+    """A turn to run: stateless where `session_id` is None, else stored under the session."""
+
+    tenant_id: str
+    ask: Ask
+    session_id: str | None = None
+    create: NewSession | None = None
+    parent: str | None = HEAD
+    idempotency_key: str | None = None
+    request_hash: bytes | None = None
+    on_disconnect: OnDisconnect = "finish"
+    persist_events: bool = False
+    busy_is_stateless: bool = False  # history matching never answers 409: the turn then runs unsaved
+    move_head: bool = True  # whether the turn becomes the session's head when it is answered
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def grammar_of(response_format: Mapping[str, Any] | None) -> Grammar | None:
+    """The output grammar of a checked `response_format` (OpenAI: text, json_object, json_schema)."""
+    if response_format is None or response_format["type"] == "text":
+        return None
+    if response_format["type"] == "json_object":
+        return Grammar("json_object")
+
+    return Grammar("json_schema", orjson.dumps(response_format["json_schema"]["schema"]).decode())

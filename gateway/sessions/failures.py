@@ -1,0 +1,56 @@
+"""Translates what engines and the store raise into what clients are told. The one edge between the trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engines.contract import (
+    ContextOverflow,
+    EngineBroken,
+    EngineError,
+    EngineLost,
+    EngineOverloaded,
+    EngineTimeout,
+    EngineUnreachable,
+    RequestRefused,
+)
+from gateway.errors import BadRequest, ContextTooLong, GatewayError, Unavailable, UpstreamFailed, UpstreamTimeout
+
+
+def from_engine(error: EngineError) -> GatewayError:
+    text = str(error)
+    if isinstance(error, ContextOverflow):
+        return ContextTooLong(text, param="messages", details={"limit": error.limit, "requested": error.requested})
+    if isinstance(error, RequestRefused):
+        return BadRequest(text, code=error.code, param=error.param)
+    if isinstance(error, EngineOverloaded):
+        return Unavailable(text, code="overloaded", retry_after_s=error.retry_after_s or 1.0)
+    if isinstance(error, EngineTimeout):
+        return UpstreamTimeout(f"the engine did not answer in time ({error.stage}): {text}")
+    if isinstance(error, EngineUnreachable):
+        return Unavailable(f"the engine cannot be reached: {text}", code="upstream_unreachable", retry_after_s=1.0)
+    if isinstance(error, EngineLost):
+        return UpstreamFailed(f"the engine was lost in the middle of its answer: {text}", code="upstream_lost")
+    if isinstance(error, EngineBroken):
+        return UpstreamFailed(f"the engine broke its protocol: {text}", code="upstream_broken")
+    return UpstreamFailed(text)
+
+
+def as_event(error: GatewayError) -> Mapping[str, Any]:
+    """The error as the terminal event of a turn carries it."""
+    told: dict[str, Any] = {"type": error.type, "code": error.code, "message": error.message}
+    if error.param is not None:
+        told["param"] = error.param
+    return told
+
+
+def overflow(*, prompt_tokens: int, window: int, asked: int | None, param: str = "messages") -> ContextTooLong:
+    """The prompt alone fills the window: said with the numbers, in OpenAI's words, before anything is saved."""
+    answer = f" and {asked} were asked for the answer" if asked is not None else ""
+    return ContextTooLong(
+        f"This model's maximum context length is {window} tokens. However, your messages resulted in "
+        f"{prompt_tokens} tokens{answer}. Please reduce the length of the messages.",
+        param=param,
+        details={"limit": window, "requested": prompt_tokens + (asked or 0), "prompt_tokens": prompt_tokens},
+    )

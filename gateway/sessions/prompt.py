@@ -1,0 +1,211 @@
+"""Builds the prompt of a turn: the ids that extend the session's path, or, where they cannot, the whole anew.
+
+    parent's path                    [0 ..................... path_tokens)
+    extended: sent                   [0 ..................... path_tokens) delta           base = the parent's end
+    rendered anew: common prefix     [0 ......... base_tokens) new ids                     no base, a prefix report
+
+One function builds what is sent and what `GET .../context` shows. Knows no replica and no HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from compression.conversation import Item
+from engines.contract import EMPTY_DIGEST, Base, IdsPrompt, chain_digest
+from gateway.sessions.command import Ask
+from gateway.sessions.items import messages_from_items
+from gateway.sessions.prefix import Cause, PrefixReport, prefix_report
+from gateway.sessions.tokens import ModelTokens, Tail
+from gateway.store.records import TurnTokens
+
+ID_BYTES = 4  # u32
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a new turn goes on: the last turn's token record, and the history for when it must be read."""
+
+    turn_id: str | None = None
+    tokens: TurnTokens | None = None
+    reasoning: bool = False  # an answer of this path, since it was last rendered whole, holds reasoning
+    calls: tuple[Mapping[str, Any], ...] = ()  # the last answer's tool calls, in chat form
+    foreign_end: bool = False  # it ended in another stop id than the template's own
+    load_items: Callable[[], Awaitable[Sequence[Item]]] = field(default=lambda: _nothing())
+    load_ids: Callable[[], Awaitable[bytes]] = field(default=lambda: _no_ids())
+
+    @property
+    def path_tokens(self) -> int:
+        return self.tokens.path_tokens if self.tokens is not None else 0
+
+
+async def _nothing() -> Sequence[Item]:
+    return ()
+
+
+async def _no_ids() -> bytes:
+    return b""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPrompt:
+    """A prompt as ids, what of it the session keeps, and how it relates to the path before."""
+
+    ids: IdsPrompt
+    fingerprint: str
+    base_tokens: int
+    kept_ids: bytes  # u32le: what follows base_tokens in the path, ephemeral items left out
+    kept_digest: bytes  # chain_digest over the kept path, end of kept_ids
+    kept_tokens: int  # base_tokens and kept_ids
+    report: Mapping[str, Any]  # the prefix report
+
+
+async def build(model: ModelTokens, ask: Ask, head: Head, *, session: str | None) -> BuiltPrompt:
+    """The prompt of `ask` after `head`; `session` is the name under which the replica may keep the path."""
+    options = _options(ask)
+    fingerprint = fingerprint_of(model, ask, options)
+    if head.tokens is not None and head.tokens.fingerprint == fingerprint:
+        built = await _extended(model, ask, head, head.tokens, options, fingerprint, session)
+        if built is not None:
+            return built
+    return await _rendered_anew(model, ask, head, options, fingerprint, session)
+
+
+def fingerprint_of(model: ModelTokens, ask: Ask, options: Mapping[str, Any]) -> str:
+    """What the ids of a path depend on besides its messages, in four parts, so that a change can be named."""
+    parts = (
+        model.name,
+        model.fingerprint((), {})[:16],
+        model.fingerprint(ask.tools, options)[:16],
+        hashlib.sha256((ask.system or "").encode()).hexdigest()[:16] if ask.system is not None else "-",
+    )
+    return "|".join(parts)
+
+
+CHANGED: tuple[Cause, ...] = ("model_changed", "template_changed", "tools_changed", "system_changed")
+
+
+def changed_part(before: str, after: str) -> Cause:
+    """The first part of a fingerprint that differs, as the prefix report names it."""
+    pairs = zip(CHANGED, before.split("|"), after.split("|"), strict=False)
+    return next((cause for cause, a, b in pairs if a != b), "template_changed")
+
+
+def _options(ask: Ask) -> dict[str, Any]:
+    options = dict(ask.template_options)
+    if ask.reasoning_effort is not None:
+        options["reasoning_effort"] = ask.reasoning_effort
+    return options
+
+
+async def _extended(
+    model: ModelTokens,
+    ask: Ask,
+    head: Head,
+    before: TurnTokens,
+    options: Mapping[str, Any],
+    fingerprint: str,
+    session: str | None,
+) -> BuiltPrompt | None:
+    tail = Tail(
+        before.path_tokens,
+        before.path_digest,
+        before.open_answer,
+        head.reasoning,
+        bool(head.calls),
+        tuple(head.calls),
+        head.foreign_end,
+    )
+    kept = model.extend(messages_from_items(ask.kept), after=tail, tools=ask.tools, options=options)
+    if kept is None:
+        return None
+    sent = kept
+    if ask.has_ephemeral or ask.instructions is not None:
+        with_instructions = _with_instructions(messages_from_items(ask.sent), ask.instructions)
+        extended = model.extend(with_instructions, after=tail, tools=ask.tools, options=options)
+        if extended is None:
+            return None
+        sent = extended
+
+    async def whole() -> bytes:
+        return await head.load_ids() + sent
+
+    num_tokens = before.path_tokens + len(sent) // ID_BYTES
+    if session is None:
+        ids = IdsPrompt(await whole(), num_tokens, whole)
+    else:
+        ids = IdsPrompt(sent, num_tokens, whole, session, Base(before.path_tokens, before.path_digest))
+    return BuiltPrompt(
+        ids=ids,
+        fingerprint=fingerprint,
+        base_tokens=before.path_tokens,
+        kept_ids=kept,
+        kept_digest=chain_digest(before.path_digest, kept),
+        kept_tokens=before.path_tokens + len(kept) // ID_BYTES,
+        report=asdict(PrefixReport(before.path_tokens, before.path_tokens)),
+    )
+
+
+async def _rendered_anew(
+    model: ModelTokens,
+    ask: Ask,
+    head: Head,
+    options: Mapping[str, Any],
+    fingerprint: str,
+    session: str | None,
+) -> BuiltPrompt:
+    history = tuple(await head.load_items())
+    system = [{"role": "system", "content": ask.system}] if ask.system is not None else []
+    kept = model.render(system + messages_from_items(history + ask.kept), tools=ask.tools, options=options)
+    sent = kept
+    if ask.has_ephemeral or ask.instructions is not None:
+        new = _with_instructions(messages_from_items(ask.sent), ask.instructions)
+        sent = model.render(system + messages_from_items(history) + new, tools=ask.tools, options=options)
+    previous = await head.load_ids()
+    report = prefix_report(previous, kept, decode=model.decode, hints=_hints(head, fingerprint))
+    base_tokens = report.reused_tokens
+
+    async def whole() -> bytes:
+        return sent
+
+    return BuiltPrompt(
+        ids=IdsPrompt(sent, len(sent) // ID_BYTES, whole, session, None),
+        fingerprint=fingerprint,
+        base_tokens=base_tokens,
+        kept_ids=kept[base_tokens * ID_BYTES :],
+        kept_digest=chain_digest(EMPTY_DIGEST, kept),
+        kept_tokens=len(kept) // ID_BYTES,
+        report=asdict(report),
+    )
+
+
+def _hints(head: Head, fingerprint: str) -> tuple[Cause, ...]:
+    if head.tokens is None or head.tokens.fingerprint == fingerprint:
+        return ()
+    return (changed_part(head.tokens.fingerprint, fingerprint),)
+
+
+def _with_instructions(messages: list[dict[str, Any]], instructions: str | None) -> list[dict[str, Any]]:
+    """Instructions for one turn go in front of its first user message: a later prompt then differs only from there."""
+    if instructions is None:
+        return messages
+    out = [dict(m) for m in messages]
+    for msg in out:
+        if msg["role"] == "user":
+            text = msg["content"]
+            if isinstance(text, str):
+                msg["content"] = f"{instructions}\n\n{text}"
+            else:
+                msg["content"] = [{"type": "text", "text": instructions}, *text]
+            return out
+    return [{"role": "user", "content": instructions}, *out]
+
+
+def chat_messages(ask: Ask, history: Sequence[Item]) -> list[dict[str, Any]]:
+    """The whole conversation as chat messages, for a replica that goes by chat."""
+    system = [{"role": "system", "content": ask.system}] if ask.system is not None else []
+    new = _with_instructions(messages_from_items(ask.sent), ask.instructions)
+    return system + messages_from_items(history) + new
