@@ -1,0 +1,55 @@
+"""Who asks: the API key of a request, looked up once in a while, and the scope that a route needs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request
+
+from gateway.store.records import KeyRecord
+from gateway.store.sessions import Store
+from gateway.tenancy import LOCAL, Identity, identify, key_digest, key_of
+
+REMEMBERED_S = 2.0  # a revoked key works at most this much longer
+REMEMBERED_KEYS = 4096
+
+
+class Access:
+    """Looks keys up in the store and remembers them for two seconds."""
+
+    def __init__(self, store: Store, secret: bytes, *, auth: bool, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._secret = secret
+        self._auth = auth
+        self._clock = clock
+        self._seen: OrderedDict[str, tuple[float, bytes, KeyRecord | None]] = OrderedDict()
+
+    async def identity(self, authorization: str | None) -> Identity:
+        """Raises Unauthorized."""
+        if not self._auth:
+            return LOCAL
+        key, now = key_of(authorization), self._clock()
+        known = self._seen.get(key)
+        if known is None or not 0 <= now - known[0] <= REMEMBERED_S:
+            digest = key_digest(self._secret, key)
+            known = self._seen[key] = (now, digest, await self._store.find_key(digest))
+            self._seen.move_to_end(key)
+            if len(self._seen) > REMEMBERED_KEYS:
+                self._seen.popitem(last=False)
+        identity = identify(known[1], known[2], now)
+        self._store.touch_key(identity.tenant_id, identity.key_id)
+        return identity
+
+
+def needs(scope: str) -> Callable[[Request], Awaitable[Identity]]:
+    """A dependency: the identity of a request whose key has `scope`. Raises Unauthorized, Forbidden."""
+
+    async def identity_of(request: Request) -> Identity:
+        access: Access = request.app.state.gateway.access
+        identity = await access.identity(request.headers.get("authorization"))
+        identity.need(scope)
+        return identity
+
+    identity_of.__name__ = f"needs_{scope}"
+    return identity_of

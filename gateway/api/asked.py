@@ -1,0 +1,93 @@
+"""Checked bodies as the turn's own words: sampling, tools, formats. Plain functions."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from pydantic import BaseModel
+
+from gateway.api.schemas import AnswerFields, ChatBody, SamplingFields
+from gateway.errors import BadRequest
+from gateway.sessions.command import Shape
+
+MAX_SCHEMA_BYTES = 65_536
+
+# Fields of OpenAI's chat completions that change the answer and that no replica is asked for here.
+REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options", "best_of", "suffix", "echo")
+
+
+def shape_of(body: SamplingFields, *, max_tokens: int | None, logprobs: bool | None, top: int | None) -> Shape:
+    if top is not None and not logprobs:
+        raise BadRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    top_k = None if body.top_k in (None, -1) else body.top_k
+    return Shape(
+        max_tokens=max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=top_k,
+        min_p=body.min_p,
+        seed=body.seed,
+        stop=stop,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        repetition_penalty=body.repetition_penalty,
+        logit_bias={int(k): v for k, v in (body.logit_bias or {}).items()},
+        logprobs=(top or 0) if logprobs else None,
+    )
+
+
+def chat_shape(body: ChatBody) -> Shape:
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise BadRequest("max_tokens and max_completion_tokens say different things", param="max_completion_tokens")
+    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    return shape_of(body, max_tokens=asked, logprobs=body.logprobs, top=body.top_logprobs)
+
+
+def refuse_unsupported(raw: dict[str, Any]) -> None:
+    """Fields that would change the answer are refused by name, never ignored."""
+    for name in REFUSED:
+        if raw.get(name) not in (None, False, [], {}):
+            raise BadRequest(f"{name} is not supported here", code="unsupported_parameter", param=name)
+    if raw.get("modalities") not in (None, ["text"]):
+        raise BadRequest("only the modality text is supported", code="unsupported_parameter", param="modalities")
+
+
+def plain(value: BaseModel | None) -> dict[str, Any] | None:
+    return value.model_dump(by_alias=True, exclude_none=True) if value is not None else None
+
+
+def tools_of(tools: list[Any] | None) -> tuple[dict[str, Any], ...]:
+    found = tuple(cast("dict[str, Any]", plain(tool)) for tool in tools or ())
+    names = [tool["function"]["name"] for tool in found]
+    if len(set(names)) < len(names):
+        raise BadRequest("two tools have one name", param="tools")
+    return found
+
+
+def choice_of(body: ChatBody | AnswerFields, tools: tuple[dict[str, Any], ...]) -> Any:
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        if choice in ("required", "auto") and not tools:
+            raise BadRequest(f"tool_choice {choice!r} needs tools", param="tool_choice")
+        return choice
+    name = choice.function.name
+    if name not in {tool["function"]["name"] for tool in tools}:
+        raise BadRequest(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
+    return plain(choice)
+
+
+def format_of(body: ChatBody | AnswerFields) -> dict[str, Any] | None:
+    asked = body.response_format
+    if asked is None:
+        return None
+    if asked.type == "json_schema":
+        if asked.json_schema is None:
+            raise BadRequest("response_format of type json_schema needs json_schema", param="response_format")
+        size = len(asked.json_schema.model_dump_json(by_alias=True))
+        if size > MAX_SCHEMA_BYTES:
+            raise BadRequest(
+                f"the JSON schema has {size} bytes of at most {MAX_SCHEMA_BYTES}",
+                param="response_format.json_schema",
+            )
+    return plain(asked)

@@ -1,0 +1,350 @@
+"""`/v1/chat/completions` and `/v1/models`, as OpenAI's clients speak them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, get_args
+
+import orjson
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from gateway.api.access import needs
+from gateway.api.asked import chat_shape, choice_of, format_of, refuse_unsupported, tools_of
+from gateway.api.body import parse_object, read_body, validated
+from gateway.api.describe import answers, body_of
+from gateway.api.schemas import ChatAnswer, ChatBody, ModelList
+from gateway.api.state import Gateway, gateway_of
+from gateway.api.streams import Awaited, EventStream, event
+from gateway.errors import BadRequest, UpstreamFailed
+from gateway.sessions.command import Ask, Input, TurnCommand
+from gateway.sessions.events import logprob_json
+from gateway.sessions.items import items_from_messages, split_system
+from gateway.sessions.recognise import find_chain, history_mode, is_side_task, session_key
+from gateway.sessions.run import Piece, TurnEnded, TurnRun, TurnStarted
+from gateway.sessions.turn import start
+from gateway.settings import HistoryMode
+from gateway.store.records import HEAD, NewSession
+from gateway.tenancy import Identity
+
+router = APIRouter(tags=["OpenAI-compatible"])
+Caller = Annotated[Identity, Depends(needs("chat"))]
+
+# OpenAI's list has no word for a turn that was stopped; `turnkeep.status` says so.
+FINISH = {"cancelled": "stop", "error": "stop"}
+
+
+@router.post(
+    "/v1/chat/completions",
+    summary="Answer a conversation",
+    response_model=None,
+    responses=answers(200, ChatAnswer, streams=True, errors=(400, 404, 409, 413, 415, 422, 502, 503, 504)),
+    openapi_extra=body_of(ChatBody),
+)
+async def chat_completions(request: Request, caller: Caller) -> Response:
+    gateway = gateway_of(request)
+    body = await read_body(request, gateway.settings.max_image_body_bytes)
+    raw = parse_object(body)
+    asked = validated(ChatBody, raw)
+    refuse_unsupported(raw)
+    command = await _command(request, gateway, caller, raw, asked, body)
+    created = int(gateway.clock())
+    if asked.stream:
+        include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        source = _stream(gateway, command, asked.model, created, include_usage)
+        return EventStream(source, heartbeat_s=gateway.settings.heartbeat_s)
+
+    async def answer() -> Response:
+        run = await start(gateway.room, command)
+        ended = await _end_of(run)
+        return Response(
+            orjson.dumps(_completion(run, ended, created, asked.model)),
+            media_type="application/json",
+            headers=_headers(run),
+        )
+
+    return Awaited(answer)
+
+
+async def _end_of(run: TurnRun) -> TurnEnded:
+    """The terminal event, as a reader; a failed turn raises what it failed with."""
+    async with aclosing(run.follow()) as events:
+        async for _, happened in events:
+            if isinstance(happened, TurnEnded):
+                if happened.status == "failed":
+                    raise run.failure or UpstreamFailed(
+                        str((happened.error or {}).get("message", "the turn failed")),
+                        code=str((happened.error or {}).get("code", "turn_failed")),
+                    )
+                return happened
+    raise AssertionError("a followed turn always ends")
+
+
+async def _command(
+    request: Request, gateway: Gateway, caller: Identity, raw: dict[str, Any], asked: ChatBody, body: bytes
+) -> TurnCommand:
+    system, items = split_system(items_from_messages(asked.messages))
+    if not items:
+        raise BadRequest("messages holds nothing but a system message", param="messages")
+    if items[-1].type != "function_call_output" and items[-1].role == "assistant":
+        raise BadRequest("the last message is the assistant's: there is nothing to answer", param="messages")
+    tools = tools_of(asked.tools)
+    ask = Ask(
+        model=asked.model,
+        input=tuple(Input(item) for item in items),
+        system=system,
+        tools=tools,
+        tool_choice=choice_of(asked, tools),
+        parallel_tool_calls=asked.parallel_tool_calls,
+        response_format=format_of(asked),
+        reasoning_effort=asked.reasoning_effort,
+        template_options=asked.chat_template_kwargs or {},
+        shape=chat_shape(asked),
+    )
+    key = session_key(request.headers, raw)
+    mode = history_mode(
+        _wish(request, gateway, asked),
+        key=key,
+        items=items,
+        store=asked.store is not False,
+        side_task=is_side_task(raw, items),
+    )
+    idempotency_key = idempotency_key_of(request)
+    command = TurnCommand(
+        tenant_id=caller.tenant_id,
+        ask=ask,
+        on_disconnect=_on_disconnect(request, gateway, asked, keyed=mode in ("append", "replace")),
+        idempotency_key=idempotency_key,
+        request_hash=hashlib.sha256(body).digest() if idempotency_key is not None else None,
+        metadata={"history": mode},
+    )
+    if mode == "off":
+        return replace(command, idempotency_key=None)
+    if mode == "match":
+        return await _matched(gateway, command, asked.user)
+    assert key is not None
+    return await _keyed(gateway, command, key, mode, asked.user)
+
+
+def _wish(request: Request, gateway: Gateway, asked: ChatBody) -> str:
+    header = request.headers.get("x-turnkeep-history")
+    if header is not None and header not in get_args(HistoryMode):
+        raise BadRequest("X-Turnkeep-History is auto, off, match, append or replace", param="X-Turnkeep-History")
+    return header or asked.history or gateway.settings.history_mode
+
+
+def _on_disconnect(request: Request, gateway: Gateway, asked: ChatBody, *, keyed: bool) -> Any:
+    wish = request.headers.get("x-turnkeep-on-disconnect") or asked.on_disconnect
+    if wish is None:
+        return gateway.settings.session_on_disconnect if keyed else gateway.settings.chat_on_disconnect
+    if wish not in ("cancel", "finish"):
+        raise BadRequest("X-Turnkeep-On-Disconnect is cancel or finish", param="X-Turnkeep-On-Disconnect")
+    return wish
+
+
+def idempotency_key_of(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 1 <= len(key) <= 255 or not key.isascii() or not key.isprintable():
+        raise BadRequest("an Idempotency-Key is 1 to 255 printable ASCII characters", param="Idempotency-Key")
+    return key
+
+
+async def _matched(gateway: Gateway, command: TurnCommand, user_ref: str | None) -> TurnCommand:
+    ask, tenant = command.ask, command.tenant_id
+    items = ask.kept
+    chain = await find_chain(gateway.store, tenant, user_ref, ask.system, items)
+    if chain is not None:
+        return replace(
+            command,
+            ask=replace(ask, input=ask.input[chain.length :]),
+            session_id=chain.session_id,
+            parent=chain.turn_id,
+            busy_is_stateless=True,
+            move_head=chain.origin_matched,
+        )
+    key = command.idempotency_key
+    session_id = gateway.key_id_of(tenant, key) if key is not None else gateway.new_id("sess")
+    new = _new_session(session_id, command, "matched", user_ref)
+    return replace(command, session_id=session_id, create=new, busy_is_stateless=key is None)
+
+
+async def _keyed(gateway: Gateway, command: TurnCommand, key: str, mode: str, user_ref: str | None) -> TurnCommand:
+    ask, tenant = command.ask, command.tenant_id
+    session = await gateway.store.get_session(tenant, key)
+    keyed = replace(command, session_id=key, create=_new_session(key, command, "chat", user_ref))
+    if session is None:
+        return keyed
+    if mode == "append":
+        return replace(keyed, ask=replace(ask, system=ask.system if ask.system is not None else session.system))
+    chain = await find_chain(gateway.store, tenant, session.user_ref, ask.system, ask.kept, session_id=key)
+    if chain is None:
+        return replace(keyed, parent=None)
+    parent = HEAD if chain.turn_id == session.head_turn_id else chain.turn_id
+    return replace(keyed, ask=replace(ask, input=ask.input[chain.length :]), parent=parent)
+
+
+def _new_session(session_id: str, command: TurnCommand, origin: Any, user_ref: str | None) -> NewSession:
+    ask = command.ask
+    return NewSession(session_id, command.tenant_id, ask.model, ask.system, ask.tools, user_ref=user_ref, origin=origin)
+
+
+def _headers(run: TurnRun) -> dict[str, str]:
+    headers = {"x-turnkeep-turn": run.turn_id}
+    if run.session_id is not None:
+        headers["x-turnkeep-session"] = run.session_id
+    return headers
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, output = usage.get("prompt_tokens") or 0, usage.get("output_tokens") or 0
+    cached = usage.get("cached_tokens")
+    details = {"prompt_tokens_details": {"cached_tokens": cached}} if cached is not None else {}
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output, **details}
+
+
+def _turnkeep(ended: TurnEnded) -> dict[str, Any]:
+    told = {"session_id": ended.session_id, "turn_id": ended.turn_id, "seq": ended.seq, "status": ended.status}
+    return {**told, **ended.metadata, **({"error": ended.error} if ended.error else {})}
+
+
+def _completion(run: TurnRun, ended: TurnEnded, created: int, model: str) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "message": _message(ended), "logprobs": _logprobs(run)}
+    choice["finish_reason"] = FINISH.get(ended.finish_reason or "", ended.finish_reason)
+    return {
+        "id": f"chatcmpl-{ended.turn_id}",
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [choice],
+        "usage": _usage(ended.usage),
+        "turnkeep": _turnkeep(ended),
+    }
+
+
+def _message(ended: TurnEnded) -> dict[str, Any]:
+    text = "".join(i.text for i in ended.output if i.type == "message")
+    calls = [
+        {
+            "id": i.payload["call_id"],
+            "type": "function",
+            "function": {"name": i.payload["name"], "arguments": i.payload["arguments"]},
+        }
+        for i in ended.output
+        if i.type == "function_call"
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    thought = "".join(i.text for i in ended.output if i.type == "reasoning")
+    if thought:
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _logprobs(run: TurnRun) -> dict[str, Any] | None:
+    found = [logprob_json(p) for e in run.events if isinstance(e, Piece) for p in e.logprobs]
+    return {"content": found, "refusal": None} if found else None
+
+
+@dataclass(slots=True)
+class _Chunks:
+    """Encodes a stream's chunks; a plain text chunk is two joins and one dumps."""
+
+    id: str
+    created: int
+    model: str
+    head: bytes = b""
+
+    def __post_init__(self) -> None:
+        frame = {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model}
+        self.head = b"data: " + orjson.dumps(frame)[:-1] + b',"choices":[{"index":0,"delta":'
+
+    def piece(self, piece: Piece) -> bytes:
+        if piece.kind == "content":
+            delta = b'{"content":' + orjson.dumps(piece.text) + b"}"
+        elif piece.kind == "reasoning":
+            delta = b'{"reasoning_content":' + orjson.dumps(piece.text) + b"}"
+        else:
+            delta = orjson.dumps({"tool_calls": [_call_delta(piece)]})
+        logprobs = b"null"
+        if piece.logprobs:
+            logprobs = orjson.dumps({"content": [logprob_json(p) for p in piece.logprobs], "refusal": None})
+        return self.head + delta + b',"logprobs":' + logprobs + b',"finish_reason":null}]}\n\n'
+
+    def first(self) -> bytes:
+        return self.head + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
+
+    def last(self, ended: TurnEnded, *, include_usage: bool) -> bytes:
+        reason = orjson.dumps(FINISH.get(ended.finish_reason or "", ended.finish_reason))
+        tail = b',"turnkeep":' + orjson.dumps(_turnkeep(ended)) + b"}\n\n"
+        out = self.head + b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + tail
+        if include_usage:
+            frame = self.head[: self.head.index(b',"choices":')]
+            out += frame + b',"choices":[],"usage":' + orjson.dumps(_usage(ended.usage)) + b"}\n\n"
+        return out
+
+
+def _call_delta(piece: Piece) -> dict[str, Any]:
+    if piece.id is None:
+        return {"index": piece.index, "function": {"arguments": piece.text}}
+    function = {"name": piece.name, "arguments": piece.text}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+
+
+async def _stream(
+    gateway: Gateway, command: TurnCommand, model: str, created: int, include_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    run = await start(gateway.room, command)
+    chunks = _Chunks(f"chatcmpl-{run.turn_id}", created, model)
+    begun = False
+    async with aclosing(run.follow()) as events:
+        async for _, happened in events:
+            if isinstance(happened, Piece):
+                yield chunks.piece(happened) if begun else chunks.first() + chunks.piece(happened)
+                begun = True
+            elif isinstance(happened, TurnEnded):
+                if happened.status == "failed":
+                    if not begun and run.failure is not None:
+                        raise run.failure
+                    yield event(orjson.dumps({"error": happened.error}))
+                else:
+                    yield (b"" if begun else chunks.first()) + chunks.last(happened, include_usage=include_usage)
+            else:
+                assert isinstance(happened, TurnStarted)
+    yield b"data: [DONE]\n\n"
+
+
+@router.get(
+    "/v1/models",
+    summary="The models that are served",
+    response_model=None,
+    responses=answers(200, ModelList, errors=()),
+)
+async def models(request: Request, caller: Caller) -> Response:
+    gateway = gateway_of(request)
+    data = [
+        {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "turnkeep",
+            "max_model_len": window_of(gateway, name),
+        }
+        for name in gateway.fleet.models
+    ]
+    return Response(orjson.dumps({"object": "list", "data": data}), media_type="application/json")
+
+
+def window_of(gateway: Gateway, model: str) -> int | None:
+    """The smallest window of the model's replicas, in tokens."""
+    windows = [
+        r.capabilities.window
+        for r in gateway.fleet
+        if r.capabilities is not None and model in r.capabilities.models and r.capabilities.window is not None
+    ]
+    return min(windows, default=None)

@@ -1,0 +1,72 @@
+"""Health: `/livez` (the loop turns), `/readyz` (the store takes a write, a replica answers), `/metrics`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from gateway.api.describe import inlined
+from gateway.api.state import gateway_of
+from gateway.metrics import observe
+from gateway.store.records import StoreUnavailable
+
+router = APIRouter(tags=["Health"])
+
+
+class Readiness(BaseModel):
+    ready: bool
+    checks: dict[str, str]
+
+
+def _told(description: str) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": inlined(Readiness)}}}
+
+
+@router.get(
+    "/livez",
+    summary="The gateway's loop turns",
+    response_model=None,
+    responses={200: {"description": "Alive.", "content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def livez() -> Response:
+    return Response("alive\n", media_type="text/plain")
+
+
+@router.get(
+    "/readyz",
+    summary="A turn can be taken",
+    response_model=None,
+    responses={200: _told("Ready."), 503: _told("Not ready; `checks` says why.")},
+)
+async def readyz(request: Request) -> Response:
+    gateway = gateway_of(request)
+    checks = {}
+    try:
+        await gateway.store.ping()
+        checks["store"] = "ok"
+    except StoreUnavailable as error:
+        checks["store"] = f"the database takes no write: {error}"
+    well = [r.name for r in gateway.fleet if r.available(gateway.fleet.now())]
+    checks["replicas"] = "ok" if well else "no replica answers"
+    if request.app.state.stopping:
+        checks["shutdown"] = "the gateway is shutting down"
+    ready = all(value == "ok" for value in checks.values())
+    told = orjson.dumps({"ready": ready, "checks": checks})
+    return Response(told, 200 if ready else 503, media_type="application/json")
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_model=None,
+    responses={200: {"description": "Text.", "content": {CONTENT_TYPE_LATEST: {"schema": {"type": "string"}}}}},
+)
+async def metrics(request: Request) -> Response:
+    gateway = gateway_of(request)
+    observe(request.app.state.metrics, gateway.fleet, gateway.registry)
+    return Response(generate_latest(request.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)

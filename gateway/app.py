@@ -1,0 +1,227 @@
+"""Wires the gateway once and serves it: `create_app(settings)` is an ASGI application, built as a value.
+
+lifespan   store -> leases of an earlier life voided -> fleet -> embedded engine -> background work
+           ... serving ...
+           background work ends, running turns finish or are stopped, engine, fleet and store close
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+
+from engines.contract import Engine, EngineError
+from engines.remote.http import Timeouts, Upstream
+from engines.remote.turnkeep import TurnkeepEngine
+from gateway.api import admin, chat, context, health, sessions, transfer, turns
+from gateway.api.access import Access
+from gateway.api.edge import RequestIds
+from gateway.api.problems import on_bug, on_gateway_error, on_http_error, on_invalid
+from gateway.api.state import Gateway
+from gateway.errors import GatewayError
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.replica import Replica
+from gateway.fleet.supervisor import EmbeddedEngine, embedded_engine
+from gateway.ids import derived_id, id_maker
+from gateway.metrics import Metrics
+from gateway.secrets import derive, load_secret
+from gateway.sessions.models import Models
+from gateway.sessions.registry import Registry
+from gateway.sessions.turn import TurnRoom
+from gateway.settings import Settings
+from gateway.store.records import StoreUnavailable
+from gateway.store.schema import migrate
+from gateway.store.sessions import Store, open_store
+from gateway.tenancy import affinity, cache_salt
+
+log = structlog.get_logger(__name__)
+
+SWEEP_EVERY_S = 15.0
+DESCRIPTION = """Turnkeep keeps conversations: send only the new message.
+
+`/v1/chat/completions` speaks OpenAI's protocol; `/v1/sessions` is the session API. Authorize with an API key
+(`Authorization: Bearer tk-…`). Errors have one shape: `{"error": {type, code, message, param, request_id}}`."""
+
+
+def create_app(
+    settings: Settings, *, engines: Mapping[str, Engine] | None = None, clock: Callable[[], float] = time.time
+) -> FastAPI:
+    """The gateway as an application. `engines` (name -> Engine) stand in for upstreams and the embedded engine."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            app.state.gateway = await _wire(app, settings, engines, clock, stack)
+            yield
+            app.state.stopping = True
+
+    app = FastAPI(title="Turnkeep", version="0.1.0", description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
+    app.state.stopping = False
+    app.state.metrics = Metrics()
+    for module in (chat, transfer, context, sessions, turns, health, admin):
+        app.include_router(module.router)
+    app.add_exception_handler(GatewayError, on_gateway_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(Exception, on_bug)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(RequestIds, new_id=id_maker(clock))
+    return app
+
+
+async def _wire(
+    app: FastAPI,
+    settings: Settings,
+    engines: Mapping[str, Engine] | None,
+    clock: Callable[[], float],
+    stack: AsyncExitStack,
+) -> Gateway:
+    secret = load_secret(settings)
+    await migrate(settings.database_url)
+    store = await stack.enter_async_context(
+        open_store(settings.database_url, clock=clock, synchronous=settings.sqlite_synchronous)
+    )
+    epoch = secrets.token_hex(6)
+    await store.void_leases(settings.gateway_name, epoch)
+    models = Models(folders=settings.tokenizers, cache_dir=settings.data_dir / "tokenizers")
+    fleet = Fleet(clock=time.monotonic, on_probed=models.learn)
+    registry = Registry(store, owner=f"{settings.gateway_name}/{epoch}", renew_s=settings.lease_renew_s)
+    registry.on_ended = app.state.metrics.turn_ended
+    new_id = id_maker(clock)
+    salts: dict[str, str] = {}
+    room = TurnRoom(
+        store=store,
+        fleet=fleet,
+        models=models,
+        registry=registry,
+        clock=clock,
+        new_id=new_id,
+        session_name=lambda tenant, session: affinity(secret, tenant, session),
+        cache_salt=lambda tenant: salts.setdefault(tenant, cache_salt(secret, tenant)),
+        lease_s=settings.lease_s,
+        max_output_tokens=settings.max_output_tokens,
+    )
+    idempotency = derive(secret, "idempotency")
+    await stack.enter_async_context(fleet.running())
+    await _join_engines(settings, engines, fleet, stack)
+    stack.push_async_callback(registry.drain, settings.grace_s)
+    await stack.enter_async_context(registry.leases_kept())
+    await stack.enter_async_context(_swept(store, settings, clock))
+    return Gateway(
+        settings=settings,
+        store=store,
+        fleet=fleet,
+        models=models,
+        registry=registry,
+        room=room,
+        access=Access(store, secret, auth=settings.auth, clock=clock),
+        clock=clock,
+        new_id=new_id,
+        key_id_of=lambda tenant, key: derived_id(idempotency, "sess", tenant, key),
+    )
+
+
+async def _join_engines(
+    settings: Settings, engines: Mapping[str, Engine] | None, fleet: Fleet, stack: AsyncExitStack
+) -> None:
+    if engines is not None:
+        for name, engine in engines.items():
+            await fleet.join(Replica(engine, f"in process: {name}"))
+        return
+    timeouts = Timeouts(
+        connect_s=settings.connect_timeout_s,
+        first_delta_s=settings.first_delta_timeout_s,
+        idle_s=settings.idle_timeout_s,
+        total_s=settings.total_timeout_s,
+    )
+    for upstream in settings.upstreams:
+        key = upstream.api_key.get_secret_value() if upstream.api_key is not None else None
+        kind = None if upstream.kind == "auto" else upstream.kind
+        task = _keep_connecting(fleet, upstream.url, upstream.name, key, kind, timeouts)
+        joined = asyncio.create_task(task, name=f"connect-{upstream.name}")
+        stack.push_async_callback(_ended, joined)
+        await asyncio.wait({joined}, timeout=settings.connect_timeout_s)
+    if settings.embedded:
+
+        async def on_start(embedded: EmbeddedEngine) -> None:
+            engine = TurnkeepEngine(Upstream(embedded.url, name="embedded", timeouts=timeouts))
+            await fleet.join(Replica(engine, embedded.url))
+
+        await stack.enter_async_context(
+            embedded_engine(
+                engine_arguments(settings), on_start=on_start, report=lambda line: log.info("engine: %s", line)
+            )
+        )
+
+
+async def _keep_connecting(
+    fleet: Fleet, url: str, name: str, api_key: str | None, kind: str | None, timeouts: Timeouts
+) -> None:
+    """An upstream that is not up yet joins when it is."""
+    said = ""
+    while True:
+        try:
+            engine = TurnkeepEngine(Upstream(url, name=name, api_key=api_key, timeouts=timeouts))
+            await engine.capabilities()
+        except EngineError as error:
+            if str(error) != said:
+                log.warning("upstream %s: %s; trying again", name, error)
+                said = str(error)
+            await asyncio.sleep(1.0)
+        else:
+            await fleet.join(Replica(engine, url))
+            return
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def engine_arguments(settings: Settings) -> list[str]:
+    """The command line of the embedded engine."""
+    arguments = ["--model", str(settings.model_dir or settings.model), "--port", "0"]
+    arguments += ["--served-name", settings.model] if settings.model_dir is not None else []
+    arguments += ["--device", settings.engine_device, "--dtype", settings.engine_dtype]
+    arguments += ["--block-size", str(settings.engine_block_size)]
+    arguments += ["--max-batch-tokens", str(settings.engine_max_batch_tokens)]
+    if settings.engine_pool_bytes is not None:
+        arguments += ["--pool-bytes", str(settings.engine_pool_bytes)]
+    threads = settings.engine_threads or os.cpu_count() or 1
+    return [*arguments, "--threads", str(threads)]
+
+
+@asynccontextmanager
+async def _swept(store: Store, settings: Settings, clock: Callable[[], float]) -> AsyncIterator[None]:
+    """Expired sessions erased, dead leases ended, old events and idempotency keys let go, while the context is open."""
+
+    async def sweep() -> None:
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            try:
+                await store.lapse_leases()
+                await store.erase_expired()
+                await store.purge_events(clock() - settings.stream_retention_s)
+                await store.forget_keys(clock() - settings.idempotency_ttl_s)
+                await store.flush_keys()
+            except StoreUnavailable as error:
+                log.warning("the sweep waits for the database: %s", error)
+
+    task = asyncio.create_task(sweep(), name="store-sweep")
+    try:
+        yield
+    finally:
+        await _ended(task)

@@ -1,0 +1,157 @@
+// The first dashboard: one stream of snapshots, rendered as text nodes only. The key stays in this tab.
+const $ = (id) => document.getElementById(id);
+const KEY = "turnkeep.key";
+
+function node(tag, text, cls) {
+  const made = document.createElement(tag);
+  if (text !== undefined && text !== null) made.textContent = text;
+  if (cls) made.className = cls;
+  return made;
+}
+
+const number = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en"));
+
+function ago(now, at) {
+  const s = Math.max(0, Math.round(now - at));
+  return s < 60 ? `${s} s ago` : s < 3600 ? `${Math.floor(s / 60)} min ago` : `${Math.floor(s / 3600)} h ago`;
+}
+
+function bar(used, of, label) {
+  const made = node("progress");
+  made.max = of;
+  made.value = used;
+  made.setAttribute("aria-label", label);
+  return made;
+}
+
+function counts(c) {
+  const failed = c.turns.failed ?? 0;
+  const shown = [["sessions", c.sessions], ["running", c.running], ["turns answered", c.turns.completed ?? 0], ["failed", failed], ["tenants", c.tenants]];
+  return shown.map(([name, value]) => {
+    const pair = node("div");
+    pair.append(node("dt", name), node("dd", number(value), name === "failed" && failed ? "bad" : ""));
+    return pair;
+  });
+}
+
+function replica(r) {
+  const card = node("article", null, "card");
+  card.append(node("h3", r.name));
+  card.append(node("p", r.healthy ? "answers" : `does not answer: ${r.last_error ?? "unknown"}`, r.healthy ? "good" : "bad"));
+  card.append(node("p", `${r.kind ?? "?"} · ${r.models.join(", ") || "no model"} · window ${number(r.window)}`, "quiet"));
+  card.append(node("p", `${number(r.in_flight)} turns from here · ${number(r.running)} running · ${number(r.waiting)} waiting`));
+  if (r.kv_blocks_total) {
+    const busy = (r.kv_blocks_used ?? 0) + (r.kv_blocks_cached ?? 0);
+    const line = node("p");
+    const text = ` ${number(r.kv_blocks_used)} used, ${number(r.kv_blocks_cached)} cached of ${number(r.kv_blocks_total)} KV blocks`;
+    line.append(bar(busy, r.kv_blocks_total, "KV blocks in use or cached"), text);
+    card.append(line);
+  } else if (r.kv_used_ratio !== null) {
+    card.append(node("p", `KV ${Math.round(r.kv_used_ratio * 100)}% used`));
+  }
+  for (const [model, why] of Object.entries(r.why_chat)) card.append(node("p", `${model} goes by chat messages: ${why}`, "quiet"));
+  if (r.unseen.length) card.append(node("p", `cannot see: ${r.unseen.join(", ")}`, "quiet"));
+  return card;
+}
+
+function row(cells) {
+  const made = node("tr");
+  made.append(...cells);
+  return made;
+}
+
+function session(s, now, trigger) {
+  const use = node("td");
+  if (s.window) {
+    const share = s.tokens / s.window;
+    if (share > trigger) use.className = "past";
+    use.append(bar(s.tokens, s.window, "share of the window"), ` ${number(s.tokens)} of ${number(s.window)} (${Math.round(share * 100)}%)`);
+  } else {
+    use.textContent = `${number(s.tokens)} tokens`;
+  }
+  return row([node("td", s.id, "id"), node("td", s.tenant), node("td", number(s.turns), "n"), use, node("td", s.pin ?? "–"), node("td", s.status), node("td", ago(now, s.at))]);
+}
+
+function turn(t, now) {
+  const state = node("td", t.error ? `${t.status}: ${t.error}` : t.status, t.status === "failed" ? "bad" : "");
+  const n = (value) => node("td", number(value), "n");
+  const seconds = t.duration_s === null ? "–" : t.duration_s.toFixed(2);
+  return row([
+    node("td", ago(now, t.created_at)), node("td", t.session, "id"), n(t.seq), state, n(t.prompt_tokens), n(t.cached_tokens), n(t.output_tokens),
+    node("td", seconds, "n"), node("td", t.replica ?? "–"), node("td", t.reason ?? "–"), node("td", t.prefix_cause ?? "kept"),
+  ]);
+}
+
+function orElse(rows, columns, text) {
+  if (rows.length) return rows;
+  const cell = node("td", text, "quiet");
+  cell.colSpan = columns;
+  return [row([cell])];
+}
+
+function show(s) {
+  $("counts").replaceChildren(...counts(s.counts));
+  $("replicas").replaceChildren(...(s.replicas.length ? s.replicas.map(replica) : [node("p", "No replica yet.", "quiet")]));
+  const sessions = s.sessions.map((x) => session(x, s.at, s.trigger_ratio));
+  $("sessions").replaceChildren(...orElse(sessions, 7, "No session yet. Send a first message: the README has the line."));
+  $("turns").replaceChildren(...orElse(s.turns.map((x) => turn(x, s.at)), 11, "No turn yet."));
+  $("state").textContent = "live";
+}
+
+function ask(why) {
+  sessionStorage.removeItem(KEY);
+  $("view").hidden = true;
+  $("login").hidden = false;
+  $("refused").textContent = why;
+  $("state").textContent = "";
+  $("key").focus();
+}
+
+function take(text) {
+  let kind = "message";
+  for (const line of text.split("\n")) {
+    if (line.startsWith("event: ")) kind = line.slice(7);
+    else if (line.startsWith("data: ")) {
+      const told = JSON.parse(line.slice(6));
+      if (kind === "snapshot") show(told);
+      else $("state").textContent = told.message;
+    }
+  }
+}
+
+async function follow() {
+  const key = sessionStorage.getItem(KEY) ?? "";
+  const answer = await fetch("/admin/v1/live", { headers: key ? { authorization: `Bearer ${key}` } : {} });
+  if (answer.status === 401 || answer.status === 403) return ask(key ? (await answer.json()).error.message : "");
+  if (!answer.ok) throw new Error(`status ${answer.status}`);
+  $("login").hidden = true;
+  $("view").hidden = false;
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) throw new Error("the stream ended");
+    const parts = (held + value).split("\n\n");
+    held = parts.pop();
+    parts.forEach(take);
+  }
+}
+
+async function keepFollowing() {
+  for (;;) {
+    try {
+      await follow();
+      return;
+    } catch (error) {
+      $("state").textContent = `not live (${error.message}); trying again`;
+      await new Promise((done) => setTimeout(done, 1500));
+    }
+  }
+}
+
+$("login").addEventListener("submit", (submitted) => {
+  submitted.preventDefault();
+  sessionStorage.setItem(KEY, $("key").value.trim());
+  keepFollowing();
+});
+keepFollowing();
