@@ -7,6 +7,7 @@ with the tokenizer itself on a probe set, and dropped where one id differs.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any
 
 import tiktoken
 
+SPACE_LIMIT = 50_000  # characters; tiktoken 0.14 panics between 100,000 and 1,000,000
+_SPACES = re.compile(r"\s{2,}")
 GPT2_SPLIT = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 # The same after every digit has been cut out on its own.
 DIGITS_SPLIT = r"""\s+(?=\p{N})|\p{N}|'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
@@ -33,6 +36,12 @@ class FastEncoder:
 
     encoding: tiktoken.Encoding
     nfc: bool
+
+    def takes(self, text: str) -> bool:
+        """Whether tiktoken gets through this text: its patterns overflow the stack on endless white space."""
+        return len(text) <= SPACE_LIMIT or all(
+            space.end() - space.start() <= SPACE_LIMIT for space in _SPACES.finditer(text)
+        )
 
     def encode(self, text: str) -> list[int]:
         return self.encoding.encode_ordinary(unicodedata.normalize("NFC", text) if self.nfc else text)

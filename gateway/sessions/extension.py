@@ -92,8 +92,11 @@ def continuation(
     return _cut_after(rendered, word, cut, end, shape)
 
 
-def proven(render: Render, cut: Cut, end: str | None, shape: Shape, *, tools: bool) -> bool:
-    """Whether the continuation holds after every sample history that this template takes, and rewrites none of it."""
+def proven(render: Render, stand_in: Render, cut: Cut, end: str | None, shape: Shape, *, tools: bool) -> bool:
+    """Whether the continuation holds after every sample history that this template takes, and rewrites none of it.
+
+    `stand_in` renders the continuation's short conversation, perhaps with fewer tools than `render` has.
+    """
     if shape.tool_calls and (shape.open_answer or shape.roles[:1] != ("tool",)):
         return False
     if shape.reasoning and shape.open_answer:
@@ -102,7 +105,7 @@ def proven(render: Render, cut: Cut, end: str | None, shape: Shape, *, tools: bo
         return False
     news = _sample_messages(shape)
     try:
-        expected = continuation(render, cut, end, shape, news, _calls_for(news, CALL_NAME) if shape.named else ())
+        expected = continuation(stand_in, cut, end, shape, news, _calls_for(news, CALL_NAME) if shape.named else ())
     except TemplateRefused:
         return False
     if expected is None or any(message["content"] not in expected.rendered.text for message in news):

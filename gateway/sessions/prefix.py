@@ -62,15 +62,17 @@ def prefix_report(
 
 
 def shared_tokens(one: bytes, other: bytes) -> int:
-    """Tokens that both begin with: halve the range, comparing slices."""
-    a, b = memoryview(one), memoryview(other)
+    """Tokens that both begin with: halve the range, comparing slices of bytes (memcmp)."""
     low, high = 0, min(len(one), len(other)) // BYTES_PER_ID
-    if a[: high * BYTES_PER_ID] == b[: high * BYTES_PER_ID]:
+    if other.startswith(one) or one.startswith(other):
         return high
     while high - low > 1:  # the first `low` are equal, the first `high` are not
         middle = (low + high) // 2
-        if a[low * BYTES_PER_ID : middle * BYTES_PER_ID] == b[low * BYTES_PER_ID : middle * BYTES_PER_ID]:
+        span = slice(low * BYTES_PER_ID, middle * BYTES_PER_ID)
+        if one[span] == other[span]:
             low = middle
         else:
             high = middle
-    return low
+    return low + (
+        high > low and one[low * BYTES_PER_ID : high * BYTES_PER_ID] == other[low * BYTES_PER_ID : high * BYTES_PER_ID]
+    )

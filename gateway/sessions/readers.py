@@ -58,6 +58,9 @@ class Splitter:
 
     def take(self, marks: Sequence[str], *, last: bool = False) -> tuple[str, str | None]:
         """(text, mark) and both are consumed; mark None where there is none yet, and text may be empty."""
+        if not any(mark[0] in self.rest for mark in marks):  # the usual slice
+            text, self.rest = self.rest, ""
+            return text, None
         found = [(at, mark) for mark in marks if (at := self.rest.find(mark)) >= 0]
         if found:
             at, mark = min(found)

@@ -198,6 +198,8 @@ class Marker:
         self._hard = token_pattern(hard_tokens)
         self._heads = {token[:cut] for token in tokens for cut in range(1, len(token))}
         self._tails = {token[cut:] for token in tokens for cut in range(1, len(token))}
+        self._firsts = {token[0] for token in tokens}
+        self._lasts = {token[-1] for token in tokens}
         self._longest = max(map(len, tokens), default=0)
 
     def mark(self, value: Any, nonce: Nonce, *, hard_only: bool = False) -> Any:
@@ -214,14 +216,20 @@ class Marker:
         return value
 
     def _mark_text(self, text: str, nonce: Nonce, pattern: re.Pattern[str]) -> str:
-        marked = pattern.sub(lambda match: nonce.open + match[0] + nonce.close, text)
+        marked = text
+        if any(first in text for first in self._firsts):
+            marked = pattern.sub(lambda match: nonce.open + match[0] + nonce.close, text)
         # A text that ends in "<|im_" may be joined by the template to one that begins with "end|>".
         body = text[-self._longest - 64 :].rstrip()
-        if any(body[-cut:] in self._heads for cut in range(1, self._longest)):
+        if any(first in body for first in self._firsts) and any(
+            body[-cut:] in self._heads for cut in range(1, self._longest)
+        ):
             cut = len(marked.rstrip())
             marked = marked[:cut] + nonce.close + marked[cut:]
         body = text[: self._longest + 64].lstrip()
-        if any(body[:cut] in self._tails for cut in range(1, self._longest)):
+        if any(last in body for last in self._lasts) and any(
+            body[:cut] in self._tails for cut in range(1, self._longest)
+        ):
             cut = len(marked) - len(marked.lstrip())
             marked = marked[:cut] + nonce.open + marked[cut:]
         return marked

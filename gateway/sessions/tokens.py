@@ -23,13 +23,15 @@ from typing import Any
 from gateway.errors import BadRequest
 from gateway.sessions.extension import Shape, Tail, continuation, proven
 from gateway.sessions.messages import RoleCheck, Traits, normalise, traits_of
-from gateway.sessions.modelfiles import ModelFiles
+from gateway.sessions.modelfiles import ModelFiles, give_back_memory
 from gateway.sessions.prefix import Cause, PrefixReport, prefix_report
 from gateway.sessions.template import ChatTemplate, Marker, Message, Nonce, Rendered, TemplateRefused
 from gateway.sessions.vocabulary import TextTooLong, Vocabulary, pack_ids, unpack_ids
 
 BYTES_PER_TOKEN = 8  # a text with more bytes than 8 for each token of the window cannot fit, and is not tokenized
+HISTORY_TEXTS = 16  # a history may be longer than the window before it is compacted
 SHAPES_KEPT = 512
+SHORT_TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
 NO_OPTIONS: Mapping[str, Any] = {}
 
 __all__ = ["ModelTokens", "Tail"]
@@ -55,7 +57,9 @@ class ModelTokens:
         self._traits: Traits = traits_of(self.template)
         self.takes_tools = self._traits.tools
         self._roles: dict[bool, RoleCheck] = {}
-        self._proven: OrderedDict[tuple[str, Shape], bool] = OrderedDict()
+        self._proven: OrderedDict[tuple[str, Shape], Sequence[Mapping[str, Any]] | None] = OrderedDict()
+        self._bare_fingerprint = ""
+        self._bare_fingerprint = self.fingerprint()
         self.end = self._end_of_answer()
         ends = [] if self.end is None else [self.vocabulary.controls[self.end]]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*files.eos_ids, *ends]))
@@ -66,10 +70,14 @@ class ModelTokens:
 
         `clock` is what a template's `strftime_now` reads.
         """
-        return cls(ModelFiles.read(folder), name=name, clock=clock)
+        tokens = cls(ModelFiles.read(folder), name=name, clock=clock)
+        give_back_memory()
+        return tokens
 
     def fingerprint(self, tools: Sequence[Mapping[str, Any]] = (), options: Mapping[str, Any] = NO_OPTIONS) -> str:
         """SHA-256 (hex) of all that ids depend on besides the messages: model files, template, tools, options."""
+        if not tools and not options and self._bare_fingerprint:
+            return self._bare_fingerprint
         fields = (
             (b"model", self.revision.encode()),
             (b"template", self.template_sha.encode()),
@@ -110,9 +118,12 @@ class ModelTokens:
         """
         self._check_options(options)
         shape = Shape.of(after, messages)
-        if after.foreign_end or not messages or not self.extendable(shape, tools=tools, options=options):
+        if after.foreign_end or not messages:
             return None
-        render = partial(self._rendered, tools=tools, options=options)
+        standing = self._standing(shape, tools, options)
+        if standing is None:
+            return None
+        render = partial(self._rendered, tools=standing, options=options)
         found = continuation(render, self.vocabulary.first_control, self.end, shape, messages, after.calls)
         if found is None:
             return None
@@ -123,17 +134,37 @@ class ModelTokens:
         self, shape: Shape, *, tools: Sequence[Mapping[str, Any]] = (), options: Mapping[str, Any] = NO_OPTIONS
     ) -> bool:
         """Whether a path of this shape is extended exactly; proven by rendering samples, once for each shape."""
+        return self._standing(shape, tools, options) is not None
+
+    def _standing(
+        self, shape: Shape, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> Sequence[Mapping[str, Any]] | None:
+        """The tools to render a stand-in with: one short tool where that proves enough; None: not extendable."""
         if not self.vocabulary.exact:
-            return False
+            return None
         key = (self.fingerprint(tools, options), shape)
-        if (known := self._proven.get(key)) is None:
-            now = self._clock()
-            render = partial(self._rendered, tools=tools, options={**options, "strftime_now": now.strftime})
-            known = proven(render, self.vocabulary.first_control, self.end, shape, tools=bool(tools))
-            self._proven[key] = known
+        if key not in self._proven:
+            frozen = {**options, "strftime_now": self._clock().strftime}  # midnight must not fall between renderings
+            render = partial(self._rendered, tools=tools, options=frozen)
+            candidates = ([SHORT_TOOL], tools) if tools else (tools,)
+            self._proven[key] = next(
+                (
+                    standing
+                    for standing in candidates
+                    if proven(
+                        render,
+                        partial(self._rendered, tools=standing, options=frozen),
+                        self.vocabulary.first_control,
+                        self.end,
+                        shape,
+                        tools=bool(tools),
+                    )
+                ),
+                None,
+            )
             if len(self._proven) > SHAPES_KEPT:
                 self._proven.popitem(last=False)
-        return known
+        return self._proven[key]
 
     def tail(
         self,
@@ -236,11 +267,14 @@ class ModelTokens:
                 raise BadRequest(message, param=f"chat_template_kwargs.{option}"[:200])
 
     def _check_size(self, texts: Sequence[str]) -> None:
+        """Each text may have `max_bytes`, all together HISTORY_TEXTS times as many."""
         if 4 * sum(map(len, texts)) <= self.max_bytes:
             return
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        if size > self.max_bytes:
-            raise TextTooLong(size, self.max_bytes)
+        sizes = [len(text.encode("utf-8", "surrogatepass")) for text in texts]
+        if max(sizes) > self.max_bytes:
+            raise TextTooLong(max(sizes), self.max_bytes)
+        if sum(sizes) > HISTORY_TEXTS * self.max_bytes:
+            raise TextTooLong(sum(sizes), HISTORY_TEXTS * self.max_bytes)
 
 
 def _strings(value: Any) -> list[str]:

@@ -185,8 +185,9 @@ class Vocabulary:
         )
 
     def _encode(self, text: str, first: bool) -> list[int]:
-        if self._fast is not None and self._other_added.search(text) is None:
-            return self._fast.encode(text)
+        fast = self._fast
+        if fast is not None and fast.takes(text) and self._other_added.search(text) is None:
+            return fast.encode(text)
         tokenizer = self._tokenizer if first or self._inner is None else self._inner
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
         return ids
