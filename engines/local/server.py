@@ -162,7 +162,7 @@ class Front:
         checks.unknown(fields, {"tokens", "model"})
         self._named(fields)
         ids = checks.ids(fields.get("tokens"), self.backend.info.vocab, "tokens")
-        await send_json(send, {"prompt": (await self.texts()).decode(ids)})
+        await send_json(send, {"prompt": await (await self.texts()).decode(ids)})
 
     async def sessions(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /turnkeep/v1/sessions"""

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from engines.local.refusal import Refusal
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json", "generation_config.json")
-INLINE_CHARS = 2_000  # about a millisecond
+INLINE_CHARS = 2_000  # or ids: about a millisecond
 BYTES_PER_TOKEN = 8  # a longer text cannot be meant for the window; it costs seconds to find out by tokenizing
 
 
@@ -39,8 +39,14 @@ class Texts:
             return self._encode(text, special)
         return await asyncio.to_thread(self._encode, text, special)
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special))
+    async def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, special tokens spelt out."""
+        if len(ids) <= INLINE_CHARS:
+            return self._decode(ids)
+        return await asyncio.to_thread(self._decode, ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def _encode(self, text: str, special: bool) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)

@@ -59,10 +59,17 @@ def events(stream: str) -> Iterator[dict[str, Any]]:
     yield from map(json.loads, lines[:-1])
 
 
+def start_command(options: dict[str, Any], child: str | None) -> list[str]:
+    return [sys.executable, "-c", CODE, json.dumps({"port": 0} | options), json.dumps(child)]
+
+
 def start(options: dict[str, Any], child: str | None, **more: Any) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", CODE, json.dumps({"port": 0} | options), json.dumps(child)]
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment(OMP_NUM_THREADS="1"), **more
+        start_command(options, child),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=child_environment(OMP_NUM_THREADS="1"),
+        **more,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +19,9 @@ import httpx
 import psutil
 import pytest
 
+from engines.local.interpreter import child_environment
 from engines.local.wire import CONTENT_TYPE
-from tests.engines.running import STANDIN, RunningEngine, events, running_engine, start
+from tests.engines.running import STANDIN, RunningEngine, events, running_engine, start, start_command
 from tests.engines.standin_core import BREAK, DIE
 
 SLOW = "tests.engines.standin_slow"
@@ -96,6 +99,25 @@ def test_the_engine_ends_when_its_parents_end_of_stdin_closes(options: dict[str,
         engine.process.stdin.close()  # what the kernel does for a parent that was killed
         assert engine.process.wait(5) == 0
         wait_for(lambda: gone(model), 2)
+
+
+PARENT = """
+import subprocess, sys, time
+subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE)
+time.sleep(600)
+"""
+
+
+def test_a_parent_killed_by_9_takes_the_engine_along(options: dict[str, Any]) -> None:
+    command = start_command(options | {"exit_with_parent": True}, SLOW)
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, *command], stdout=subprocess.PIPE, env=child_environment()
+    ) as parent:
+        assert parent.stdout is not None
+        front = psutil.Process(json.loads(parent.stdout.readline())["pid"])
+        (model,) = front.children()
+        parent.kill()
+        wait_for(lambda: gone(front.pid) and gone(model.pid), 5)
 
 
 def test_without_exit_with_parent_a_closed_stdin_means_nothing(options: dict[str, Any]) -> None:
