@@ -21,6 +21,7 @@ from gateway.upstream import UpstreamAddress
 
 CONFIG_FILE = "turnkeep.toml"
 PREFIX = "TURNKEEP_"
+FLAGS = {"database_url": "--database", "upstreams": "--upstream"}  # where the option has another name
 # variables that are no settings: where the file is; what tests and measurements read
 OTHER_VARIABLES = frozenset({"TURNKEEP_CONFIG", "TURNKEEP_DATA", "TURNKEEP_MODELS", "TURNKEEP_API_KEY", "TURNKEEP_URL"})
 OTHER_PREFIXES = ("TURNKEEP_TEST_", "TURNKEEP_FAILPOINT")
@@ -62,7 +63,7 @@ def load_settings(
         variables.pop("model_dir", None)
     sources = {name: f"{path}:{_line_of(text, name)}" for name in filed}
     sources |= {name: PREFIX + name.upper() for name in variables}
-    sources |= {name: "--" + name.replace("_", "-") for name in given}
+    sources |= {name: FLAGS.get(name, "--" + name.replace("_", "-")) for name in given}
     try:
         settings = Settings(**{**filed, **variables, **given})
     except ValidationError as error:

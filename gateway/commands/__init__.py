@@ -1,0 +1,1 @@
+"""The `turnkeep` command, one module for each word."""

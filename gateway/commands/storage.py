@@ -1,0 +1,91 @@
+"""The database and the secret, as the commands need them: opened, brought to this version, failures told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from gateway.commands.failure import CommandFailed, ExitCode
+from gateway.secrets import SecretUnusable, load_secret
+from gateway.settings import Settings, masked_url
+from gateway.store.records import StoreUnavailable
+from gateway.store.schema import SchemaBehind, SchemaError, migrate
+from gateway.store.sessions import Store, open_store
+from gateway.tenancy import SCOPES, new_key
+
+T = TypeVar("T")
+
+
+def migrate_database(settings: Settings, revision: str = "head") -> str:
+    """Bring the database to `revision` and return the one it reached. Gateways that do so at once wait for each other.
+
+    Raises CommandFailed.
+    """
+    return _run(settings, migrate(settings.database_url, revision))
+
+
+def with_store(settings: Settings, work: Callable[[Store], Awaitable[T]]) -> T:
+    """Open the store, do `work`, close it. Raises CommandFailed."""
+
+    async def opened() -> T:
+        async with open_store(settings.database_url, synchronous=settings.sqlite_synchronous) as store:
+            return await work(store)
+
+    return _run(settings, opened())
+
+
+def secret_of(settings: Settings) -> bytes:
+    try:
+        return load_secret(settings)
+    except (SecretUnusable, OSError) as error:
+        raise CommandFailed(ExitCode.SETTINGS, f"The secret cannot be used: {error}") from error
+
+
+def first_key(settings: Settings, secret: bytes) -> str | None:
+    """An admin's API key where the database has none yet, to be shown once; None where it has, or auth is off."""
+    if not settings.auth:
+        return None
+
+    async def add(store: Store) -> str | None:
+        if await store.list_keys():
+            return None
+        key, record = new_key(secret, name="first run", scopes=SCOPES, now=time.time())
+        await store.add_key(record)
+        return key
+
+    return with_store(settings, add)
+
+
+def _run(settings: Settings, work: Awaitable[T]) -> T:
+    async def awaited() -> T:
+        return await work
+
+    url = masked_url(settings.database_url)
+    try:
+        return asyncio.run(awaited())
+    except SchemaError as error:
+        raise CommandFailed(ExitCode.DATABASE, f"{url} cannot be used: {error}") from error
+    except (StoreUnavailable, OSError) as error:
+        raise CommandFailed(
+            ExitCode.DATABASE,
+            f"The database {url} did not answer: {error}. Look whether it runs, may be written and has room; "
+            "--database or TURNKEEP_DATABASE_URL names another.",
+        ) from error
+    except ValueError as error:
+        raise CommandFailed(ExitCode.DATABASE, f"{url} is no database to use: {error}") from error
+
+
+def schema_of(settings: Settings) -> str:
+    """What the database's schema is, in words; it is not changed. Raises CommandFailed where it is of no use."""
+
+    async def look(store: Store) -> str:
+        return (await store.schema()).head
+
+    try:
+        return f"{masked_url(settings.database_url)} at schema {with_store(settings, look)}"
+    except CommandFailed as failure:
+        if isinstance(failure.__cause__, SchemaBehind):
+            return f"{masked_url(settings.database_url)}, to be migrated: {failure.__cause__}"
+        raise

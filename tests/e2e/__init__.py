@@ -1,0 +1,1 @@
+"""Whole processes, as a user starts them."""
