@@ -89,7 +89,7 @@ def kind(error: BaseException) -> Literal["again", "gone", "duplicate", "other"]
         return "gone"
     cause = error.orig if isinstance(error, DBAPIError) else error
     state = str(getattr(cause, "sqlstate", None) or "")
-    if state in _POSTGRES_AGAIN or getattr(cause, "constraint_name", None) == "pk_sessions":
+    if state in _POSTGRES_AGAIN or _constraint(cause) == "pk_sessions":
         return "again"  # the latter: another gateway made the same session between our read and our write
     if state.startswith(_POSTGRES_GONE) or getattr(error, "connection_invalidated", False):
         return "gone"
@@ -100,6 +100,11 @@ def kind(error: BaseException) -> Literal["again", "gone", "duplicate", "other"]
     if not state and type(cause).__module__.startswith("asyncpg"):
         return "gone"  # asyncpg's own: the connection is closed, was never made, or is in an unknown state
     return "other"
+
+
+def _constraint(cause: BaseException | None) -> object:
+    """Name of the constraint that a PostgreSQL error is about; SQLAlchemy keeps asyncpg's own error as the cause."""
+    return getattr(getattr(cause, "__cause__", None), "constraint_name", None)
 
 
 def _unavailable(error: BaseException) -> StoreUnavailable:

@@ -5,6 +5,7 @@ A migration runs in one transaction under a lock: killed half way, it has done n
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
+from gateway.failpoints import Failpoints
 from gateway.store.database import Database, connect, normalise, private_file
 
 LIMIT_S = 600.0  # for one statement of a migration, and to wait for another process that migrates
@@ -60,9 +62,9 @@ async def migrate(url: str, revision: str = "head") -> str:
     parsed = normalise(url)
     if parsed.get_backend_name() == "sqlite":
         private_file(parsed)
-    database = connect(url, busy_timeout_s=LIMIT_S)
+    database = connect(url, busy_timeout_s=LIMIT_S, failpoints=Failpoints.from_environ(os.environ))
     try:
-        return await database.write(lambda connection: _migrate(connection, revision)) or ""
+        return await database.write(lambda connection: _migrate(connection, revision), ("migrate",)) or ""
     finally:
         await database.close()
 

@@ -7,6 +7,7 @@ returned is on disk; one that raised StoreUnavailable was not acknowledged, and 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -58,7 +59,8 @@ async def open_store(
     parsed = normalise(url)
     if parsed.get_backend_name() == "sqlite" and not await asyncio.to_thread(Path(parsed.database or "").exists):
         raise SchemaBehind(f"there is no database {parsed.database} yet. Run: turnkeep migrate")
-    database = connect(url, synchronous=synchronous, busy_timeout_s=busy_timeout_s, failpoints=failpoints)
+    points = failpoints or Failpoints.from_environ(os.environ)
+    database = connect(url, synchronous=synchronous, busy_timeout_s=busy_timeout_s, failpoints=points)
     try:
         (await schema_state(database)).demand()
         store = Store(database, clock)
