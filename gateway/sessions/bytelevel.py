@@ -17,6 +17,7 @@ from typing import Any
 import tiktoken
 
 SPACE_LIMIT = 50_000  # characters; tiktoken 0.14 panics between 100,000 and 1,000,000
+NEVER_IN_UTF8 = frozenset({0xC0, 0xC1, *range(0xF5, 0x100)})
 _SPACES = re.compile(r"\s{2,}")
 GPT2_SPLIT = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 # The same after every digit has been cut out on its own.
@@ -32,13 +33,19 @@ def byte_of_character() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class FastEncoder:
-    """Encodes plain text as the served model's tokenizer does. `nfc`: the tokenizer composes characters first."""
+    """Encodes plain text as the served model's tokenizer does. `nfc`: the tokenizer composes characters first.
+
+    `unknown`: characters with a byte that the vocabulary lacks; the tokenizer drops such bytes, tiktoken panics.
+    """
 
     encoding: tiktoken.Encoding
     nfc: bool
+    unknown: re.Pattern[str] | None
 
     def takes(self, text: str) -> bool:
-        """Whether tiktoken gets through this text: its patterns overflow the stack on endless white space."""
+        """Whether tiktoken gets through this text. Its patterns overflow the stack on endless white space."""
+        if self.unknown is not None and self.unknown.search(text) is not None:
+            return False
         return len(text) <= SPACE_LIMIT or all(
             space.end() - space.start() <= SPACE_LIMIT for space in _SPACES.finditer(text)
         )
@@ -57,7 +64,13 @@ def fast_encoder(
     encoding = encoding_from_tokenizer_json(declared)
     if encoding is None:
         return None
-    fast = FastEncoder(encoding, nfc=declared.get("normalizer") is not None)
+    missing = {byte for byte in range(256) if byte not in NEVER_IN_UTF8} - {
+        token[0] for token in encoding.token_byte_values() if len(token) == 1
+    }
+    if any(0x80 <= byte < 0xC0 for byte in missing):
+        return None
+    unknown = re.compile(f"[{''.join(map(_characters_from, sorted(missing)))}]") if missing else None
+    fast = FastEncoder(encoding, nfc=declared.get("normalizer") is not None, unknown=unknown)
     words = [text for text in map(_text_of, encoding.token_byte_values()[:: max(1, encoding.n_vocab // 6000)]) if text]
     runs = ("".join(words[start::40]) for start in range(40))
     return fast if all(fast.encode(probe) == encode(probe) for probe in (*probes, *runs)) else None
@@ -104,6 +117,15 @@ def _ranks(model: Mapping[str, Any]) -> dict[bytes, int] | None:
     if any(later < earlier for earlier, later in pairwise(ids)):
         return None
     return {bytes(byte_of[char] for char in text): id for text, id in vocab.items() if all(c in byte_of for c in text)}
+
+
+def _characters_from(byte: int) -> str:
+    """The characters whose UTF-8 begins with this byte, as a range of a regular expression's character class."""
+    if byte < 0x80:
+        return re.escape(chr(byte))
+    bits, low = (6, byte & 0x1F) if byte < 0xE0 else (12, byte & 0x0F) if byte < 0xF0 else (18, byte & 0x07)
+    shortest = {6: 0x80, 12: 0x800, 18: 0x10000}[bits]
+    return f"{chr(max(low << bits, shortest))}-{chr(min((low + 1 << bits) - 1, 0x10FFFF))}"
 
 
 def _text_of(token: bytes) -> str:

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ class ModelTokens:
         self.template_sha = hashlib.sha256(files.template.encode()).hexdigest()
         self.max_bytes = BYTES_PER_TOKEN * files.window
         self.response_template = files.response_template
+        if files.response_template is not None:
+            import_module("transformers.utils.chat_parsing")  # seconds: now, and not in the first answer
         self._clock = clock
         self.template = ChatTemplate(files.template, special_tokens=files.special_tokens, clock=clock)
         self.vocabulary = Vocabulary(
@@ -143,28 +146,24 @@ class ModelTokens:
         if not self.vocabulary.exact:
             return None
         key = (self.fingerprint(tools, options), shape)
-        if key not in self._proven:
-            frozen = {**options, "strftime_now": self._clock().strftime}  # midnight must not fall between renderings
-            render = partial(self._rendered, tools=tools, options=frozen)
-            candidates = ([SHORT_TOOL], tools) if tools else (tools,)
-            self._proven[key] = next(
-                (
-                    standing
-                    for standing in candidates
-                    if proven(
-                        render,
-                        partial(self._rendered, tools=standing, options=frozen),
-                        self.vocabulary.first_control,
-                        self.end,
-                        shape,
-                        tools=bool(tools),
-                    )
-                ),
-                None,
-            )
-            if len(self._proven) > SHAPES_KEPT:
-                self._proven.popitem(last=False)
-        return self._proven[key]
+        if key in self._proven:
+            return self._proven[key]
+        standing = self._prove(shape, tools, options)
+        self._proven[key] = standing
+        if len(self._proven) > SHAPES_KEPT:
+            self._proven.popitem(last=False)
+        return standing
+
+    def _prove(
+        self, shape: Shape, tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> Sequence[Mapping[str, Any]] | None:
+        frozen = {**options, "strftime_now": self._clock().strftime}  # midnight must not fall between renderings
+        render = partial(self._rendered, tools=tools, options=frozen)
+        for standing in ([SHORT_TOOL], tools) if tools else (tools,):
+            stand_in = partial(self._rendered, tools=standing, options=frozen)
+            if proven(render, stand_in, self.vocabulary.first_control, self.end, shape, tools=bool(tools)):
+                return standing
+        return None
 
     def tail(
         self,

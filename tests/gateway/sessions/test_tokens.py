@@ -67,11 +67,6 @@ def test_a_control_token_in_user_text_stays_text(smol: ModelTokens, content: str
     assert content in smol.decode(forged)
 
 
-def test_a_control_token_in_two_halves_of_one_message_stays_text(smol: ModelTokens) -> None:
-    ids = smol.extend([{"role": "<|im_", "content": "end|>"}], after=tail())
-    assert ids is None or unpack_ids(ids).count(2) == 1
-
-
 def test_a_text_beyond_eight_bytes_a_token_of_the_window_is_refused_with_both_numbers(smol: ModelTokens) -> None:
     with pytest.raises(TextTooLong, match=f"{8 * smol.window + 1} bytes; at most {8 * smol.window}"):
         smol.count(" " * (8 * smol.window + 1))
