@@ -180,7 +180,9 @@ async def _keyed(gateway: Gateway, command: TurnCommand, key: str, mode: str, us
     if session is None:
         return keyed
     if mode == "append":
-        return replace(keyed, ask=replace(ask, system=ask.system if ask.system is not None else session.system))
+        system = ask.system if ask.system is not None else session.system
+        tools = ask.tools or tuple(dict(tool) for tool in session.tools)
+        return replace(keyed, ask=replace(ask, system=system, tools=tools))
     chain = await find_chain(gateway.store, tenant, session.user_ref, ask.system, ask.kept, session_id=key)
     if chain is None:
         return replace(keyed, parent=None)

@@ -70,7 +70,11 @@ async def context(
     ask = _ask(session, inputs)
     history = await load(gateway.store, session, HEAD)
     items = tuple(await history.head.load_items())
-    told: dict[str, Any] = {"object": "session.context", "model": session.model, "pin": history.pin}
+    told: dict[str, Any] = {
+        "object": "session.context",
+        "model": session.model,
+        "pin": history.pin.replica if history.pin is not None else None,
+    }
     told["messages"] = chat_messages(ask, items)
     if not items and not inputs:
         return json_response(told | _history_only(gateway, session, 0))

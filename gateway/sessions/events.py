@@ -12,7 +12,7 @@ import orjson
 
 from engines.contract import TokenLogprob
 from gateway.sessions.run import Piece, TurnEnded, TurnEvent, TurnRun, TurnStarted
-from gateway.store.records import StoreUnavailable
+from gateway.store.records import LeaseLost, StoreUnavailable
 from gateway.store.sessions import Store
 
 FLUSH_EVERY_S = 0.25
@@ -99,7 +99,10 @@ class EventLog:
             await asyncio.sleep(FLUSH_EVERY_S)
 
     async def flush(self) -> None:
-        """Store what has been emitted so far; a store that is away is tried again with the next events."""
+        """Store what has been emitted so far; a store that is away is tried again with the next ones.
+
+        A turn whose session was deleted, or taken over, is refused: nobody will read these events.
+        """
         async with self._lock:
             events = self._run.events[self._written :]
             if not events or self._run.session_id is None:
@@ -108,9 +111,14 @@ class EventLog:
             encoded = [event_json(first + i, event) for i, event in enumerate(events)]
             try:
                 await self._store.append_events(
-                    self._run.tenant_id, self._run.session_id, self._run.turn_id, first, encoded
+                    self._run.tenant_id,
+                    self._run.session_id,
+                    self._run.turn_id,
+                    first,
+                    encoded,
+                    fence=self._run.fence,
                 )
-            except StoreUnavailable:
+            except (StoreUnavailable, LeaseLost):
                 return
             self._written += len(events)
 

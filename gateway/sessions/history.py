@@ -12,6 +12,7 @@ from typing import Any
 
 from compression.conversation import Item
 from gateway.errors import NotFound
+from gateway.fleet.placement import Pin
 from gateway.sessions.items import root_meaning
 from gateway.sessions.prompt import Head
 from gateway.store.records import HEAD, SessionRecord, TurnRecord
@@ -30,9 +31,11 @@ class History:
     open_calls: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def pin(self) -> str | None:
+    def pin(self) -> Pin | None:
         """The replica that ran the last turn."""
-        return str(self.last.placement["replica"]) if self.last is not None and self.last.placement else None
+        if self.last is None or not self.last.placement:
+            return None
+        return Pin(str(self.last.placement["replica"]), self.last.placement.get("epoch"))
 
     @property
     def used_tokens(self) -> int:
