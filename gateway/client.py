@@ -1,18 +1,21 @@
-"""Speaks to a gateway's session API, for the commands that do. Knows no database and no terminal."""
+"""Speaks to a gateway's session API, for the commands that do. Knows no database and no terminal.
+
+The HTTP client is imported when one is made: the other words of the command do without it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 import orjson
 
 from engines.contract import EngineError
-from engines.remote.http import ByteStream, Reply, Timeouts, Upstream
 from engines.remote.sse import SseParser
 
-PATIENT = Timeouts(connect_s=5.0, first_delta_s=900.0, idle_s=120.0, total_s=7200.0, probe_s=60.0)
+if TYPE_CHECKING:
+    from engines.remote.http import ByteStream, Reply
 
 
 class Unreachable(Exception):
@@ -33,8 +36,11 @@ class GatewayClient:
     """A connection to one gateway, as one API key. Closed by `aclose`."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
+        from engines.remote.http import Timeouts, Upstream
+
+        patient = Timeouts(connect_s=5.0, first_delta_s=900.0, idle_s=120.0, total_s=7200.0, probe_s=60.0)
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._http = Upstream(self.url, name=self.url, api_key=api_key, timeouts=PATIENT)
+        self._http = Upstream(self.url, name=self.url, api_key=api_key, timeouts=patient)
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -58,7 +64,7 @@ class GatewayClient:
         stream: ByteStream = await _told(self._http.open(path, orjson.dumps(body)))
         try:
             if stream.status >= 400:
-                _body(Reply(stream.status, stream.content_type, await _told(stream.read_all())))
+                raise _refused(stream.status, await _told(stream.read_all()))
             stream.begun()
             parser = SseParser()
             while chunk := await _told(stream.read()):
@@ -81,10 +87,13 @@ async def _told(work: Any) -> Any:
 
 
 def _body(reply: Reply) -> bytes:
-    if reply.status < 400:
-        return reply.body
+    if reply.status >= 400:
+        raise _refused(reply.status, reply.body)
+    return reply.body
+
+
+def _refused(status: int, body: bytes) -> Refused:
     try:
-        error = orjson.loads(reply.body)["error"]
+        return Refused(status, orjson.loads(body)["error"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        error = {"message": f"status {reply.status} and no reason; is this a Turnkeep gateway?"}
-    raise Refused(reply.status, error)
+        return Refused(status, {"message": f"status {status} and no reason; is this a Turnkeep gateway?"})

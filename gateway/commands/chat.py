@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import typer
@@ -62,16 +63,17 @@ async def _turn(gateway: GatewayClient, session: str, said: str) -> None:
     body = {"input": said, "stream": True}
     started, first = time.monotonic(), None
     try:
-        async for event in gateway.events(session_path(session, "turns"), body):
-            if text := event_text(event):
-                first = first or time.monotonic()
-                typer.echo(text, nl=False)
-                sys.stdout.flush()
-            elif ended := event_end(event):
-                typer.echo()
-                ttft = None if first is None else first - started
-                typer.secho(turn_summary(ended, ttft, time.monotonic() - started), dim=True, err=True)
-                return
+        async with aclosing(gateway.events(session_path(session, "turns"), body)) as events:
+            async for event in events:
+                if text := event_text(event):
+                    first = first or time.monotonic()
+                    typer.echo(text, nl=False)
+                    sys.stdout.flush()
+                elif ended := event_end(event):
+                    typer.echo()
+                    ttft = None if first is None else first - started
+                    typer.secho(turn_summary(ended, ttft, time.monotonic() - started), dim=True, err=True)
+                    return
     except Refused as error:
         if error.code not in ("session_busy", "context_length_exceeded"):
             raise

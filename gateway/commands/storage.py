@@ -1,19 +1,23 @@
-"""The database and the secret, as the commands need them: opened, brought to this version, failures told."""
+"""The database and the secret, as the commands need them: opened, brought to this version, failures told.
+
+SQLAlchemy and Alembic are imported when a database is used: the engine's process starts by the same command.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gateway.commands.failure import CommandFailed, ExitCode
 from gateway.secrets import SecretUnusable, load_secret
 from gateway.settings import Settings, masked_url
 from gateway.store.records import StoreUnavailable
-from gateway.store.schema import SchemaBehind, SchemaError, migrate
-from gateway.store.sessions import Store, open_store
 from gateway.tenancy import SCOPES, new_key
+
+if TYPE_CHECKING:
+    from gateway.store.sessions import Store
 
 T = TypeVar("T")
 
@@ -23,11 +27,15 @@ def migrate_database(settings: Settings, revision: str = "head") -> str:
 
     Raises CommandFailed.
     """
+    from gateway.store.schema import migrate
+
     return _run(settings, migrate(settings.database_url, revision))
 
 
 def with_store(settings: Settings, work: Callable[[Store], Awaitable[T]]) -> T:
     """Open the store, do `work`, close it. Raises CommandFailed."""
+
+    from gateway.store.sessions import open_store
 
     async def opened() -> T:
         async with open_store(settings.database_url, synchronous=settings.sqlite_synchronous) as store:
@@ -59,6 +67,8 @@ def first_key(settings: Settings, secret: bytes) -> str | None:
 
 
 def _run(settings: Settings, work: Awaitable[T]) -> T:
+    from gateway.store.schema import SchemaError
+
     async def awaited() -> T:
         return await work
 
@@ -79,6 +89,8 @@ def _run(settings: Settings, work: Awaitable[T]) -> T:
 
 def schema_of(settings: Settings) -> str:
     """What the database's schema is, in words; it is not changed. Raises CommandFailed where it is of no use."""
+
+    from gateway.store.schema import SchemaBehind
 
     async def look(store: Store) -> str:
         return (await store.schema()).head
