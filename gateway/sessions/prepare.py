@@ -23,6 +23,7 @@ from gateway.sessions.items import has_images
 from gateway.sessions.models import Models
 from gateway.sessions.prompt import BuiltPrompt, build, chat_messages
 from gateway.sessions.tokens import ModelTokens
+from gateway.sessions.tool_choice import tool_grammar
 
 Mode = Literal["ids", "chat"]
 
@@ -128,9 +129,7 @@ async def _by_ids(
     window = min(tokens.window, caps.window or tokens.window)
     if built.ids.num_tokens >= window:
         raise overflow(prompt_tokens=built.ids.num_tokens, window=window, asked=ask.shape.max_tokens)
-    if ask.tool_choice not in (None, "auto", "none"):
-        raise BadRequest("tool_choice cannot be enforced here", code="unsupported_parameter", param="tool_choice")
-    grammar = grammar_of(ask.response_format)
+    grammar = grammar_of(ask.response_format) or tool_grammar(tokens, ask.tools, ask.tool_choice)
     sampling = sampling_of(
         ask.shape, window, built.ids.num_tokens, default_max_tokens, stop_ids=tokens.stop_ids, grammar=grammar
     )
