@@ -262,6 +262,11 @@ def test_a_role_that_the_template_leaves_out_is_refused(load: Loader) -> None:
         load("qwen2.5").render([{"role": "user", "content": "x"}, {"role": "critic", "content": "x"}])
 
 
+def test_a_system_text_that_mistral_leaves_out_after_tool_results_is_no_reason_to_refuse(load: Loader) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "x"}, *calling([1])]
+    assert load("mistral-nemo").render(messages, tools=[TOOL])
+
+
 def test_a_developer_message_reads_as_system_where_the_template_knows_no_developer(load: Loader) -> None:
     user = {"role": "user", "content": "x"}
     tokens = load("qwen3")
