@@ -7,11 +7,13 @@ Every adapter reads its answers through this; what an event means is the adapter
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
 
-from engines.contract import EngineBroken, EngineError, EngineLost, EngineUnreachable
+from engines.contract import Delta, EngineBroken, EngineError, EngineLost, EngineUnreachable
+from engines.remote.chunks import ChunkReader
 from engines.remote.http import JSON, ByteStream, Upstream
 from engines.remote.refusal import complaint_of, engine_error, read_complaint
 from engines.remote.sse import EventTooLarge, SseParser
@@ -55,7 +57,7 @@ class AnswerStream:
             events = self._parser.feed(chunk) if chunk else []
             parsed = [self._parse(event.data) for event in events if not self._is_done(event.data)]
         except EventTooLarge as error:
-            raise self._broken(str(error)) from error
+            raise self.broken(str(error)) from error
         except EngineUnreachable as error:
             raise self.lost(str(error)) from error
         if not chunk:
@@ -105,12 +107,48 @@ class AnswerStream:
         try:
             event = orjson.loads(data)
         except orjson.JSONDecodeError as error:
-            raise self._broken(f"an event is not JSON: {error}") from error
+            raise self.broken(f"an event is not JSON: {error}") from error
         if not isinstance(event, dict):
-            raise self._broken("an event is no JSON object")
+            raise self.broken("an event is no JSON object")
         return event
 
-    def _broken(self, message: str) -> EngineBroken:
+    def broken(self, message: str) -> EngineBroken:
+        """The error for what is not the protocol; retryable only before the first delta."""
         error = EngineBroken(f"{self._stream.name}: {message}", replica=self._stream.name)
         error.retryable = not self._begun
         return error
+
+
+async def chunk_deltas(stream: AnswerStream) -> AsyncGenerator[Delta, None]:
+    """The Deltas of a stream of OpenAI's chunks. Closes the stream."""
+    reader = ChunkReader()
+    try:
+        while (events := await _next(stream, reader)) is not None:
+            for event in events:
+                if event.get("error") or event.get("object") == "error":
+                    raise stream.failed(event)
+                if (delta := reader.read(event)) is not None:
+                    stream.begun()
+                    yield delta
+                if reader.finished:
+                    stream.finished()
+                    if (last := reader.take_last(ended=False)) is not None:
+                        yield last
+                        return
+        if (last := reader.take_last(ended=True)) is None:
+            raise stream.lost("the answer ended without a finish reason")
+        yield last
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise stream.broken(f"a chunk is not of the protocol: {error!r}") from error
+    finally:
+        await stream.close()
+
+
+async def _next(stream: AnswerStream, reader: ChunkReader) -> list[dict[str, Any]] | None:
+    """As `stream.next`; a break after the finish reason only ends the stream: the answer is whole."""
+    try:
+        return await stream.next()
+    except EngineError:
+        if reader.finished:
+            return None
+        raise

@@ -20,6 +20,7 @@ Knows no SSE and no engine's protocol.
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -33,6 +34,7 @@ from engines.contract import EngineBroken, EngineTimeout, EngineUnreachable
 JSON = "application/json"
 KEEPALIVE_S = 4.0  # below the 5 s of uvicorn's default, so that the pool drops an idle connection before the server
 RETRY_WITHIN_S = 0.5  # a pooled connection that the server had already closed fails at once
+PIECE_BYTES = 1 << 18
 DRAIN_S = 0.1  # wait for the end of a finished response, so that its connection can be used again
 
 
@@ -80,6 +82,11 @@ class Upstream:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+
+    @property
+    def path(self) -> str:
+        """The URL's path prefix, mostly empty."""
+        return urlsplit(self.url).path
 
     async def get(self, path: str, *, timeout_s: float | None = None) -> Reply:
         return await self._whole("GET", path, None, JSON, timeout_s)
@@ -132,7 +139,7 @@ class Upstream:
             try:
                 async with asyncio.timeout_at(started + min(stages.first_delta_s, stages.total_s)):
                     response = await self._client().request(
-                        method, self.url + path, data=body, headers=headers, allow_redirects=False
+                        method, self.url + path, data=_in_pieces(body), headers=headers, allow_redirects=False
                     )
                 break
             except TimeoutError as error:
@@ -317,6 +324,11 @@ def parse_retry_after(value: str | None, now: float) -> float | None:
         return max(0.0, parsedate_to_datetime(value).timestamp() - now)
     except (TypeError, ValueError):
         return None
+
+
+def _in_pieces(body: bytes | None) -> bytes | io.BytesIO | None:
+    """A large body as a file, which is written piece by piece and does not hold up the loop."""
+    return body if body is None or len(body) <= PIECE_BYTES else io.BytesIO(body)
 
 
 def _first_line(error: BaseException) -> str:

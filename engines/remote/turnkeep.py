@@ -25,8 +25,8 @@ from engines.contract import (
 )
 from engines.local.wire import CONTENT_TYPE, WireRequest, encode_generate
 from engines.remote.answer import AnswerStream
-from engines.remote.http import Reply, Upstream
-from engines.remote.refusal import engine_error, read_complaint
+from engines.remote.http import Upstream
+from engines.remote.replies import check, json_of
 
 _FINISH = frozenset({"stop", "length", "cancelled"})
 _SETS = frozenset({"grammars", "sampling"})
@@ -44,7 +44,7 @@ class TurnkeepEngine:
         return self._upstream.name
 
     async def capabilities(self) -> Capabilities:
-        found = await self._json(await self._upstream.get("/turnkeep/v1/capabilities"))
+        found = json_of(await self._upstream.get("/turnkeep/v1/capabilities"), self.name)
         known: dict[str, Any] = {}
         for field in fields(Capabilities):
             if (value := found.get(field.name)) is None:
@@ -74,15 +74,14 @@ class TurnkeepEngine:
                     yield delta
                     if ended:
                         return
-            raise stream.lost(f"{self.name} ended its answer without a finish reason")
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._broken(f"an event is not of the wire: {error!r}") from error
+            raise stream.lost("the answer ended without a finish reason")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise stream.broken(f"an event is not of the wire: {error!r}") from error
         finally:
             await stream.close()
 
     async def load(self) -> EngineLoad:
-        reply = await self._upstream.get("/health")
-        found = await self._json(reply)
+        found = json_of(await self._upstream.get("/health"), self.name)
         load, pool = found.get("load") or {}, found.get("pool") or {}
         total, used = pool.get("total"), pool.get("used")
         ratio = load.get("kv_used_ratio", used / total if total and used is not None else None)
@@ -97,17 +96,17 @@ class TurnkeepEngine:
 
     async def tokenize(self, text: str, *, model: str) -> list[int] | None:
         reply = await self._upstream.post("/tokenize", orjson.dumps({"prompt": text, "model": model}))
-        return [int(token) for token in (await self._json(reply))["tokens"]]
+        return [int(token) for token in json_of(reply, self.name)["tokens"]]
 
     async def forget(self, session: str) -> None:
-        await self._json(await self._upstream.delete(f"/turnkeep/v1/sessions/{quote(session, safe='')}"))
+        json_of(await self._upstream.delete(f"/turnkeep/v1/sessions/{quote(session, safe='')}"), self.name)
 
     async def tokenizer_file(self, file: str) -> bytes | None:
         """One of the files to render with (`tokenizer.json`, …); None when the model has no such file."""
         reply = await self._upstream.get(f"/turnkeep/v1/tokenizer/{quote(file, safe='')}", timeout_s=60.0)
         if reply.status == 404:
             return None
-        self._check(reply)
+        check(reply, self.name)
         return reply.body
 
     async def aclose(self) -> None:
@@ -144,22 +143,6 @@ class TurnkeepEngine:
             content_type=CONTENT_TYPE,
             request_id=request.request_id,
         )
-
-    async def _json(self, reply: Reply) -> dict[str, Any]:
-        self._check(reply)
-        try:
-            found = orjson.loads(reply.body)
-        except orjson.JSONDecodeError as error:
-            raise self._broken(f"an answer is not JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise self._broken("an answer is no JSON object")
-        return found
-
-    def _check(self, reply: Reply) -> None:
-        if reply.status != 200:
-            raise engine_error(
-                reply.status, read_complaint(reply.body), replica=self.name, retry_after_s=reply.retry_after_s
-            )
 
     def _broken(self, message: str) -> EngineBroken:
         return EngineBroken(f"{self.name}: {message}", replica=self.name)

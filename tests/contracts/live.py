@@ -38,6 +38,7 @@ class FaultLayer:
     canned: Canned | None = None
     mangle: Mangle | None = None
     requests: list[bytes] = field(default_factory=list)  # bodies seen
+    sent_bytes: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self.paths:
@@ -45,7 +46,7 @@ class FaultLayer:
         elif self.canned is not None:
             await self._send_canned(self.canned, receive, send)
         else:
-            await self.app(scope, self._recording(receive), self._mangling(send))
+            await self.app(scope, self._recording(receive), self._mangling(self._counting(send)))
 
     async def _send_canned(self, canned: Canned, receive: Receive, send: Send) -> None:
         while (await receive()).get("more_body"):
@@ -70,6 +71,13 @@ class FaultLayer:
             return message
 
         return record
+
+    def _counting(self, send: Send) -> Send:
+        async def count(message: Message) -> None:
+            await send(message)
+            self.sent_bytes += len(message.get("body", b""))
+
+        return count
 
     def _mangling(self, send: Send) -> Send:
         if (mangle := self.mangle) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,12 +14,14 @@ from engines.contract import ChatPrompt, Engine, GenerateRequest, IdsPrompt, Sam
 from engines.echo import EchoEngine
 from engines.echo_tokens import encode, pack
 from engines.remote.http import Timeouts, Upstream
+from engines.remote.openai import OpenAiEngine
 from engines.remote.turnkeep import TurnkeepEngine
-from tests.contracts import wire_app
+from engines.remote.vllm import VllmEngine
+from tests.contracts import openai_app, vllm_app, wire_app
 from tests.contracts.live import FaultLayer, LiveServer
 from tests.faults.proxy import FaultProxy
 
-QUICK = Timeouts(connect_s=1.0, first_delta_s=2.0, idle_s=1.0, total_s=20.0, probe_s=2.0)
+QUICK = Timeouts(connect_s=2.0, first_delta_s=10.0, idle_s=5.0, total_s=30.0, probe_s=5.0)
 
 
 @dataclass(slots=True)
@@ -77,11 +80,28 @@ async def behind_socket(
                 yield Subject(engine, behind, ids, layer, proxy)
             finally:
                 await engine.aclose()
+                async with asyncio.timeout(0.5):  # a connection that outlives its engine
+                    while proxy.open_connections:  # noqa: ASYNC110 - the other end of a socket
+                        await asyncio.sleep(0.002)
 
 
 def turnkeep(**options: Any) -> Any:
     return behind_socket(wire_app.create_app, (wire_app.GENERATE,), TurnkeepEngine, ids=True, **options)
 
 
-SOCKETS = {"turnkeep": turnkeep}
+def vllm_ids(**options: Any) -> Any:
+    paths = (vllm_app.COMPLETIONS, vllm_app.CHAT)
+    return behind_socket(vllm_app.create_app, paths, VllmEngine, ids=True, **options)
+
+
+def vllm_chat(**options: Any) -> Any:
+    paths = (vllm_app.COMPLETIONS, vllm_app.CHAT)
+    return behind_socket(vllm_app.create_app, paths, VllmEngine, ids=False, **options)
+
+
+def openai(**options: Any) -> Any:
+    return behind_socket(openai_app.create_app, (openai_app.CHAT,), OpenAiEngine, ids=False, **options)
+
+
+SOCKETS = {"turnkeep": turnkeep, "vllm_ids": vllm_ids, "vllm_chat": vllm_chat, "openai": openai}
 MAKERS = {"echo": in_process, **SOCKETS}
