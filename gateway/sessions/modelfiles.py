@@ -15,6 +15,22 @@ from typing import Any
 SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 WINDOW_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
+# call:name{key:<escape>text<escape>,other:3} between its marks, several after one another
+FUNCTION_GEMMA: Mapping[str, Any] = {
+    "start_anchor": "<start_of_turn>model\n",
+    "fields": {
+        "content": {"close_pattern": "<end_of_turn>|<start_function_response>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"<start_function_call>call:(?P<name>[\w.-]+)",
+            "close": "<end_function_call>",
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [["<escape>", "<escape>"]]},
+            "repeats": True,
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+    },
+}
+
 
 class MissingFile(Exception):
     """A model's folder lacks something that rendering needs; the message names it."""
@@ -51,9 +67,9 @@ class ModelFiles:
         generation = json.loads(raw.get("generation_config.json", b"{}"))
         return cls(
             tokenizer_json=raw["tokenizer.json"].decode(),
-            template=_template(folder, raw, tokenizer_config),
+            template=(template := _template(folder, raw, tokenizer_config)),
             special_tokens=_special_tokens(tokenizer_config),
-            response_template=tokenizer_config.get("response_template"),
+            response_template=tokenizer_config.get("response_template") or _known_format(template),
             window=_window(folder, config),
             eos_ids=_eos_ids(generation, config),
             revision=_revision(raw),
@@ -83,6 +99,11 @@ def _template(folder: Path, raw: Mapping[str, bytes], tokenizer_config: Mapping[
     if not isinstance(declared, str):
         raise MissingFile(f"{folder} has no chat template, neither chat_template.jinja nor in tokenizer_config.json.")
     return declared
+
+
+def _known_format(template: str) -> Mapping[str, Any] | None:
+    """The response template of a family whose tokenizers declare none."""
+    return FUNCTION_GEMMA if "<start_function_call>" in template else None
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,9 @@ LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot
 MISTRAL_MARKS = ("INST", "/INST", "AVAILABLE_TOOLS", "/AVAILABLE_TOOLS", "TOOL_RESULTS", "/TOOL_RESULTS", "TOOL_CALLS")
 MISTRAL = ("<s>", "</s>", *(f"[{mark}]" for mark in MISTRAL_MARKS))
 GEMMA = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>")
+FUNCTION_MARKS = [
+    f"<{edge}_function_{what}>" for what in ("declaration", "call", "response") for edge in ("start", "end")
+]
 HARMONY = ("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 
 TOOL = {
@@ -56,6 +59,12 @@ FAMILIES = {
     "mistral-v3": Family(MISTRAL, bos="<s>", eos=["</s>"], tools=True, parallel=True),
     "gemma2": Family(GEMMA, bos="<bos>", eos=["<eos>", "<end_of_turn>"], system=False),
     "gemma3": Family(GEMMA, bos="<bos>", eos=["<eos>", "<end_of_turn>"]),
+    "function-gemma": Family(
+        (*GEMMA, *FUNCTION_MARKS, "<escape>"),
+        bos="<bos>",
+        eos=["<end_of_turn>", "<start_function_response>"],
+        tools=True,
+    ),
     "gpt-oss": Family(HARMONY, eos=["<|return|>", "<|call|>"], tools=True),
 }
 

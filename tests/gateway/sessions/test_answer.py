@@ -61,6 +61,8 @@ LIST = f'[TOOL_CALLS][{{"name": "look_up", "arguments": {ARGUMENTS}, "id": "abcd
 LLAMA = f'{{"name": "look_up", "parameters": {ARGUMENTS}}}'
 HARMONY_CALL = f"<|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
 ANALYSIS = "<|channel|>analysis<|message|>Hm, 日本.<|end|><|start|>assistant"
+GEMMA_CALL = '<start_function_call>call:look_up{q:<escape>a "b" 😀<escape>,n:3}<end_function_call>'
+GEMMA_ARGUMENTS = '{"q": "a \\"b\\" 😀", "n": 3}'
 CASES = [
     ("smollm2", " Hi 👩‍👩‍👧!\n<|im_end|>", Answer(" Hi 👩‍👩‍👧!\n")),
     ("smollm2", "<tool_call>no tools here</tool_call><|im_end|>", Answer("<tool_call>no tools here</tool_call>")),
@@ -85,6 +87,8 @@ CASES = [
     ("mistral-v3", f"[TOOL_CALLS]look_up[ARGS]{ARGUMENTS}</s>", Answer(calls=(("look_up", ARGUMENTS),))),
     ("mistral-nemo", "[TOOL_CALLS][{]</s>", Answer("[TOOL_CALLS][{]")),
     ("gemma3", "Hi.<end_of_turn>", Answer("Hi.")),
+    ("function-gemma", "Hi.<end_of_turn>", Answer("Hi.")),
+    ("function-gemma", f"{GEMMA_CALL}{GEMMA_CALL}", Answer(calls=(("look_up", GEMMA_ARGUMENTS),) * 2)),
     ("gpt-oss", f"{ANALYSIS}<|channel|>final<|message|>Hi.<|return|>", Answer("Hi.", "Hm, 日本.")),
     ("gpt-oss", f"{ANALYSIS}{HARMONY_CALL}", Answer("", "Hm, 日本.", (("look_up", ARGUMENTS),))),
     ("gpt-oss", HARMONY_CALL.replace('"}', ""), Answer(HARMONY_CALL.replace('"}', "").removesuffix("<|call|>"))),
@@ -194,6 +198,7 @@ def test_a_declared_format_is_read_by_transformers(declared: ModelTokens, text: 
         ("llama3.1", True, False),
         ("mistral-nemo", True, False),
         ("gemma3", False, False),
+        ("function-gemma", True, False),
         ("gpt-oss", True, True),
     ],
 )
