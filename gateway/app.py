@@ -2,7 +2,7 @@
 
 lifespan   store -> leases of an earlier life voided -> fleet -> embedded engine -> background work
            ... serving ...
-           background work ends, running turns finish or are stopped, engine, fleet and store close
+           running turns finish or are stopped, background work ends, engine, fleet and store close
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import structlog
 from fastapi import FastAPI
@@ -28,6 +29,7 @@ from gateway.api.access import Access
 from gateway.api.edge import RequestIds
 from gateway.api.problems import on_bug, on_gateway_error, on_http_error, on_invalid
 from gateway.api.state import Gateway
+from gateway.background import repeated
 from gateway.errors import GatewayError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.replica import Replica
@@ -39,7 +41,6 @@ from gateway.sessions.models import Models
 from gateway.sessions.registry import Registry
 from gateway.sessions.turn import TurnRoom
 from gateway.settings import Settings
-from gateway.store.records import StoreUnavailable
 from gateway.store.schema import migrate
 from gateway.store.sessions import Store, open_store
 from gateway.tenancy import affinity, cache_salt
@@ -54,7 +55,10 @@ DESCRIPTION = """Turnkeep keeps conversations: send only the new message.
 
 
 def create_app(
-    settings: Settings, *, engines: Mapping[str, Engine] | None = None, clock: Callable[[], float] = time.time
+    settings: Settings,
+    *,
+    engines: Mapping[str, Engine] | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> FastAPI:
     """The gateway as an application. `engines` (name -> Engine) stand in for upstreams and the embedded engine."""
 
@@ -98,7 +102,8 @@ async def _wire(
     await store.void_leases(settings.gateway_name, epoch)
     models = Models(folders=settings.tokenizers, cache_dir=settings.data_dir / "tokenizers")
     fleet = Fleet(clock=time.monotonic, on_probed=models.learn)
-    registry = Registry(store, owner=f"{settings.gateway_name}/{epoch}", renew_s=settings.lease_renew_s)
+    owner = f"{settings.gateway_name}/{epoch}"
+    registry = Registry(store, owner=owner, lease_s=settings.lease_s, renew_s=settings.lease_renew_s)
     registry.on_ended = app.state.metrics.turn_ended
     new_id = id_maker(clock)
     salts: dict[str, str] = {}
@@ -117,9 +122,10 @@ async def _wire(
     idempotency = derive(secret, "idempotency")
     await stack.enter_async_context(fleet.running())
     await _join_engines(settings, engines, fleet, stack)
-    stack.push_async_callback(registry.drain, settings.grace_s)
     await stack.enter_async_context(registry.leases_kept())
-    await stack.enter_async_context(_swept(store, settings, clock))
+    stack.push_async_callback(registry.drain, settings.grace_s)  # turns end while their leases are still renewed
+    sweep = partial(_sweep, store, settings, clock)
+    await stack.enter_async_context(repeated(sweep, every_s=SWEEP_EVERY_S, name="store-sweep"))
     return Gateway(
         settings=settings,
         store=store,
@@ -173,10 +179,11 @@ async def _keep_connecting(
     """An upstream that is not up yet joins when it is."""
     said = ""
     while True:
+        engine = TurnkeepEngine(Upstream(url, name=name, api_key=api_key, timeouts=timeouts))
         try:
-            engine = TurnkeepEngine(Upstream(url, name=name, api_key=api_key, timeouts=timeouts))
             await engine.capabilities()
         except EngineError as error:
+            await engine.aclose()
             if str(error) != said:
                 log.warning("upstream %s: %s; trying again", name, error)
                 said = str(error)
@@ -204,24 +211,10 @@ def engine_arguments(settings: Settings) -> list[str]:
     return [*arguments, "--threads", str(threads)]
 
 
-@asynccontextmanager
-async def _swept(store: Store, settings: Settings, clock: Callable[[], float]) -> AsyncIterator[None]:
-    """Expired sessions erased, dead leases ended, old events and idempotency keys let go, while the context is open."""
-
-    async def sweep() -> None:
-        while True:
-            await asyncio.sleep(SWEEP_EVERY_S)
-            try:
-                await store.lapse_leases()
-                await store.erase_expired()
-                await store.purge_events(clock() - settings.stream_retention_s)
-                await store.forget_keys(clock() - settings.idempotency_ttl_s)
-                await store.flush_keys()
-            except StoreUnavailable as error:
-                log.warning("the sweep waits for the database: %s", error)
-
-    task = asyncio.create_task(sweep(), name="store-sweep")
-    try:
-        yield
-    finally:
-        await _ended(task)
+async def _sweep(store: Store, settings: Settings, clock: Callable[[], float]) -> None:
+    """Expired sessions erased, dead leases ended, old events and idempotency keys let go."""
+    await store.lapse_leases()
+    await store.erase_expired()
+    await store.purge_events(clock() - settings.stream_retention_s)
+    await store.forget_keys(clock() - settings.idempotency_ttl_s)
+    await store.flush_keys()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,9 +60,10 @@ class Settings(BaseSettings):
         "FULL", description="NORMAL is faster; a power loss may then take the last commits."
     )
     gateway_name: str = Field(
-        default_factory=lambda seen: f"{socket.gethostname()}-{seen.get('port', 0)}",
+        default_factory=lambda seen: f"{socket.gethostname()[:48]}-{seen.get('port') or secrets.token_hex(6)}",
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
-        description="Names this gateway's leases: different for each gateway on one database. Default: HOSTNAME-PORT.",
+        description="Names this gateway's leases: different for each gateway on one database, the same after a "
+        "restart. Default: HOSTNAME-PORT; with port 0 a new one at each start.",
     )
 
     # engines

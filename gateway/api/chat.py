@@ -27,14 +27,14 @@ from gateway.sessions.recognise import find_chain, history_mode, is_side_task, s
 from gateway.sessions.run import Piece, TurnEnded, TurnRun, TurnStarted
 from gateway.sessions.turn import start
 from gateway.settings import HistoryMode
-from gateway.store.records import HEAD, NewSession
+from gateway.store.records import HEAD, NewSession, SessionRecord
 from gateway.tenancy import Identity
 
 router = APIRouter(tags=["OpenAI-compatible"])
 Caller = Annotated[Identity, Depends(needs("chat"))]
 
 # OpenAI's list has no word for a turn that was stopped; `turnkeep.status` says so.
-FINISH = {"cancelled": "stop", "error": "stop"}
+FINISH: dict[str | None, str] = {"cancelled": "stop", "error": "stop", None: "stop"}
 
 
 @router.post(
@@ -180,9 +180,12 @@ async def _keyed(gateway: Gateway, command: TurnCommand, key: str, mode: str, us
     if session is None:
         return keyed
     if mode == "append":
-        system = ask.system if ask.system is not None else session.system
-        tools = ask.tools or tuple(dict(tool) for tool in session.tools)
-        return replace(keyed, ask=replace(ask, system=system, tools=tools))
+
+        def ask_of(session: SessionRecord) -> Ask:
+            system = ask.system if ask.system is not None else session.system
+            return replace(ask, system=system, tools=ask.tools or tuple(dict(tool) for tool in session.tools))
+
+        return replace(keyed, ask=ask_of(session), version=session.version, ask_of=ask_of)
     chain = await find_chain(gateway.store, tenant, session.user_ref, ask.system, ask.kept, session_id=key)
     if chain is None:
         return replace(keyed, parent=None)
@@ -216,7 +219,7 @@ def _turnkeep(ended: TurnEnded) -> dict[str, Any]:
 
 def _completion(run: TurnRun, ended: TurnEnded, created: int, model: str) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "message": _message(ended), "logprobs": _logprobs(run)}
-    choice["finish_reason"] = FINISH.get(ended.finish_reason or "", ended.finish_reason)
+    choice["finish_reason"] = FINISH.get(ended.finish_reason, ended.finish_reason)
     return {
         "id": f"chatcmpl-{ended.turn_id}",
         "object": "chat.completion",
@@ -282,7 +285,7 @@ class _Chunks:
         return self.head + b'{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
 
     def last(self, ended: TurnEnded, *, include_usage: bool) -> bytes:
-        reason = orjson.dumps(FINISH.get(ended.finish_reason or "", ended.finish_reason))
+        reason = orjson.dumps(FINISH.get(ended.finish_reason, ended.finish_reason))
         tail = b',"turnkeep":' + orjson.dumps(_turnkeep(ended)) + b"}\n\n"
         out = self.head + b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + tail
         if include_usage:

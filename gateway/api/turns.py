@@ -85,27 +85,30 @@ def _command(
     inputs: tuple[Input, ...],
     instructions: str | None,
 ) -> TurnCommand:
-    policy = session.policy
-    tools = tuple(dict(tool) for tool in session.tools)
-    limit = asked.max_output_tokens or policy.get("max_output_tokens")
-    ask = Ask(
-        model=session.model,
-        input=inputs,
-        system=session.system,
-        instructions=instructions,
-        tools=tools,
-        tool_choice=choice_of(asked, tools),
-        parallel_tool_calls=asked.parallel_tool_calls,
-        response_format=format_of(asked),
-        reasoning_effort=asked.reasoning_effort,
-        template_options=asked.chat_template_kwargs or {},
-        shape=shape_of(asked, max_tokens=limit, logprobs=asked.logprobs, top=asked.top_logprobs),
-    )
-    wish = asked.on_disconnect or policy.get("on_disconnect") or gateway.settings.session_on_disconnect
+    def ask_of(session: SessionRecord) -> Ask:
+        tools = tuple(dict(tool) for tool in session.tools)
+        limit = asked.max_output_tokens or session.policy.get("max_output_tokens")
+        return Ask(
+            model=session.model,
+            input=inputs,
+            system=session.system,
+            instructions=instructions,
+            tools=tools,
+            tool_choice=choice_of(asked, tools),
+            parallel_tool_calls=asked.parallel_tool_calls,
+            response_format=format_of(asked),
+            reasoning_effort=asked.reasoning_effort,
+            template_options=asked.chat_template_kwargs or {},
+            shape=shape_of(asked, max_tokens=limit, logprobs=asked.logprobs, top=asked.top_logprobs),
+        )
+
+    wish = asked.on_disconnect or session.policy.get("on_disconnect") or gateway.settings.session_on_disconnect
     key = idempotency_key_of(request)
     return TurnCommand(
         tenant_id=session.tenant_id,
-        ask=ask,
+        ask=ask_of(session),
+        version=session.version,
+        ask_of=ask_of,
         session_id=session.id,
         idempotency_key=key,
         request_hash=hashlib.sha256(request.url.path.encode() + b"\0" + body).digest() if key is not None else None,
@@ -283,7 +286,7 @@ async def cancel(request: Request, caller: Caller, session_id: str, turn: str) -
     gateway = gateway_of(request)
     session = await session_of(gateway, caller, session_id)
     record = await turn_of(gateway, session, turn)
-    run = gateway.registry.find(caller.tenant_id, record.turn.id)
+    run = gateway.registry.find(caller.tenant_id, record.turn.id, record.fence)
     if run is not None and run.ended is None:
         run.cancel("cancelled")
     elif not await gateway.store.request_cancel(caller.tenant_id, session_id, record.turn.id):

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from gateway.background import repeated
 from gateway.fleet.replica import Replica, probe
 
 if TYPE_CHECKING:
@@ -66,16 +67,14 @@ class Fleet:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Probe every replica every two seconds while the context is open; close their engines at its end."""
-        task = asyncio.create_task(self._probe_forever(), name="fleet-probes")
         try:
-            yield
+            async with repeated(self._probe_all, every_s=PROBE_EVERY_S, name="fleet-probes"):
+                yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             for replica in self:
                 await replica.engine.aclose()
 
-    async def _probe_forever(self) -> None:
-        while True:
-            await asyncio.sleep(PROBE_EVERY_S)
-            await asyncio.gather(*(self.probe(r) for r in list(self)))
+    async def _probe_all(self) -> None:
+        for failed in await asyncio.gather(*(self.probe(r) for r in list(self)), return_exceptions=True):
+            if isinstance(failed, Exception):  # the others were probed all the same
+                raise failed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import orjson
 
 from compression.conversation import Item
 from engines.contract import Grammar
-from gateway.store.records import HEAD, NewSession
+from gateway.store.records import HEAD, NewSession, SessionRecord
 
 OnDisconnect = Literal["cancel", "finish"]
 
@@ -72,10 +72,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class TurnCommand:
-    """A turn to run: stateless where `session_id` is None, else stored under the session."""
+    """A turn to run: stateless where `session_id` is None, else stored under the session.
+
+    `ask` was made of the session at `version`; where a PATCH came in between, `ask_of` makes it anew.
+    """
 
     tenant_id: str
     ask: Ask
+    version: int | None = None
+    ask_of: Callable[[SessionRecord], Ask] | None = None
     session_id: str | None = None
     create: NewSession | None = None
     parent: str | None = HEAD

@@ -12,7 +12,7 @@ import orjson
 
 from engines.contract import TokenLogprob
 from gateway.sessions.run import Piece, TurnEnded, TurnEvent, TurnRun, TurnStarted
-from gateway.store.records import LeaseLost, StoreUnavailable
+from gateway.store.records import DuplicateId, LeaseLost, StoreUnavailable
 from gateway.store.sessions import Store
 
 FLUSH_EVERY_S = 0.25
@@ -89,11 +89,12 @@ class EventLog:
         self._store = store
         self._run = run
         self._written = 0
+        self._refused = False  # the turn is another gateway's now, or gone with its session
         self._lock = asyncio.Lock()
         self._task = asyncio.create_task(self._write_on(), name=f"events-{run.turn_id}")
 
     async def _write_on(self) -> None:
-        while True:
+        while not self._refused:
             await self._run.wait_beyond(self._written)
             await self.flush()
             await asyncio.sleep(FLUSH_EVERY_S)
@@ -104,23 +105,30 @@ class EventLog:
         A turn whose session was deleted, or taken over, is refused: nobody will read these events.
         """
         async with self._lock:
-            events = self._run.events[self._written :]
-            if not events or self._run.session_id is None:
-                return
-            first = self._written + 1
-            encoded = [event_json(first + i, event) for i, event in enumerate(events)]
             try:
-                await self._store.append_events(
-                    self._run.tenant_id,
-                    self._run.session_id,
-                    self._run.turn_id,
-                    first,
-                    encoded,
-                    fence=self._run.fence,
-                )
-            except (StoreUnavailable, LeaseLost):
+                try:
+                    await self._append()
+                except DuplicateId:  # an earlier flush is stored, though its commit was not heard of
+                    await self._catch_up()
+            except LeaseLost:
+                self._refused = True
+            except StoreUnavailable:
                 return
-            self._written += len(events)
+
+    async def _append(self) -> None:
+        run, events = self._run, self._run.events[self._written :]
+        if not events or run.session_id is None or self._refused:
+            return
+        first = self._written + 1
+        encoded = [event_json(first + i, event) for i, event in enumerate(events)]
+        await self._store.append_events(run.tenant_id, run.session_id, run.turn_id, first, encoded, fence=run.fence)
+        self._written += len(events)
+
+    async def _catch_up(self) -> None:
+        assert self._run.session_id is not None
+        names = (self._run.tenant_id, self._run.session_id, self._run.turn_id)
+        self._written = (await self._store.read_events(*names, self._written))[-1][0]
+        await self._append()
 
     async def close(self) -> None:
         """Store the terminal event and stop."""

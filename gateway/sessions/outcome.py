@@ -24,7 +24,8 @@ from gateway.store.records import FinishTurn, TurnTokens
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """completed: the engine finished. incomplete: it was stopped, the partial answer stays and the session goes on
-    from it. failed: the engine or the gateway failed, the same idempotency key runs the turn again."""
+    from it. failed: the engine or the gateway failed. The same idempotency key runs again what failed, or was cut off
+    by the gateway's own end: that has no finish reason."""
 
     status: TurnStatus
     finish_reason: str | None
@@ -52,7 +53,7 @@ def outcome(run: TurnRun, reader: AnswerReader, error: GatewayError | None) -> O
     if reason == "lease_lost":
         return Outcome("incomplete", "cancelled", output).failed(reason, "another gateway took this session over")
     told = {"type": "cancelled", "code": reason, "message": f"the turn was stopped: {reason.replace('_', ' ')}"}
-    return Outcome("incomplete", "cancelled", output, told)
+    return Outcome("incomplete", None if reason == "gateway_shutdown" else "cancelled", output, told)
 
 
 def as_failure(error: Exception) -> GatewayError:

@@ -7,33 +7,39 @@ lost stops at once, because its write would be refused by the fence anyway.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import structlog
 
+from gateway.background import repeated
 from gateway.sessions.run import TurnRun
-from gateway.store.records import StoreUnavailable
 from gateway.store.sessions import Store
 
 log = structlog.get_logger(__name__)
 
 KEPT_ENDED = 256  # ended turns that can still be followed from memory
+STOP_S = 10.0  # a turn that was told to stop gets this long to store what it has
 POLL_CANCELS_S = 0.4  # a cancel sent to another gateway is heard within half a second
+
+T = TypeVar("T")
 
 
 class Registry:
     """`owner` is "<gateway name>/<boot epoch>": a restarted gateway is another owner and voids what it left."""
 
-    def __init__(self, store: Store, *, owner: str, renew_s: float) -> None:
+    def __init__(self, store: Store, *, owner: str, lease_s: float, renew_s: float) -> None:
         self.owner = owner
         self._store = store
+        self._lease_s = lease_s
         self._renew_s = renew_s
         self._running: dict[str, TurnRun] = {}  # by turn id
         self._by_session: dict[tuple[str, str], TurnRun] = {}
         self._ended: OrderedDict[str, TurnRun] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.on_ended: Callable[[TurnRun], None] = lambda run: None
 
     def __len__(self) -> int:
@@ -61,10 +67,26 @@ class Registry:
     def of_session(self, tenant_id: str, session_id: str) -> TurnRun | None:
         return self._by_session.get((tenant_id, session_id))
 
-    def find(self, tenant_id: str, turn_id: str) -> TurnRun | None:
-        """A turn that runs here, or ended here a short while ago."""
-        run = self._running.get(turn_id) or self._ended.get(turn_id)
-        return run if run is not None and run.tenant_id == tenant_id else None
+    async def see_through(self, work: Coroutine[Any, Any, T], left: Callable[[T], object]) -> T:
+        """Await `work`, which goes on to its end also when the caller is cancelled; its result then goes to `left`."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda done: None if done.cancelled() or done.exception() else left(done.result()))
+            raise
+
+    def find(self, tenant_id: str, turn_id: str, fence: int) -> TurnRun | None:
+        """The turn as it runs here under `fence`, or ended here a short while ago.
+
+        Under another fence it is another attempt, perhaps another gateway's: what is remembered here is not of it.
+        """
+        for run in (self._running.get(turn_id), self._ended.get(turn_id)):
+            if run is not None and (run.tenant_id, run.fence) == (tenant_id, fence):
+                return run
+        return None
 
     def forget(self, tenant_id: str, session_id: str) -> None:
         """Keep nothing of a deleted session in memory."""
@@ -76,51 +98,39 @@ class Registry:
 
     async def drain(self, grace_s: float) -> None:
         """Let running turns finish for at most `grace_s`, then stop the rest; each ends with its terminal event."""
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=grace_s)
+        await self._tasks_end(grace_s)
         for run in self.running():
             run.cancel("gateway_shutdown")
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=10.0)
+        await self._tasks_end(STOP_S)
+
+    async def _tasks_end(self, within_s: float) -> None:
+        """A begin that ends may have started a turn: asked again until none is left."""
+        until = time.monotonic() + within_s
+        while self._tasks and (left_s := until - time.monotonic()) > 0:
+            await asyncio.wait(set(self._tasks), timeout=left_s)
 
     @asynccontextmanager
     async def leases_kept(self) -> AsyncIterator[None]:
-        tasks = [
-            asyncio.create_task(self._renew_forever(), name="lease-renewal"),
-            asyncio.create_task(self._hear_cancels(), name="cancel-poll"),
-        ]
-        try:
+        async with (
+            repeated(self._renew, every_s=self._renew_s, name="lease-renewal"),
+            repeated(self._hear_cancels, every_s=POLL_CANCELS_S, name="cancel-poll"),
+        ):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _renew_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._renew_s)
-            held = [(r.tenant_id, r.session_id, r.fence) for r in self.running() if r.session_id is not None]
-            if not held:
-                continue
-            try:
-                lost = await self._store.renew_leases(self.owner, held)
-            except StoreUnavailable:
-                continue  # tried again in a moment; a turn that outlives its lease is refused by the fence
-            for tenant_id, session_id, fence in lost:
-                run = self.of_session(tenant_id, session_id)
-                if run is not None and run.fence == fence:
-                    run.cancel("lease_lost")
+    async def _renew(self) -> None:
+        """A round that the database missed is made up by the next; a turn that outlives its lease meets the fence."""
+        held = [(r.tenant_id, r.session_id, r.fence) for r in self.running() if r.session_id is not None]
+        if not held:
+            return
+        for tenant_id, session_id, fence in await self._store.renew_leases(self.owner, held, self._lease_s):
+            run = self.of_session(tenant_id, session_id)
+            if run is not None and run.fence == fence:
+                run.cancel("lease_lost")
 
     async def _hear_cancels(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_CANCELS_S)
-            if not self._by_session:
-                continue
-            try:
-                wished = await self._store.cancelled_turns(self.owner)
-            except StoreUnavailable:
-                continue
-            for wish in wished:
-                run = self._running.get(wish.turn_id)
-                if run is not None:
-                    run.cancel("cancelled")
+        if not self._by_session:
+            return
+        for wish in await self._store.cancelled_turns(self.owner):
+            run = self._running.get(wish.turn_id)
+            if run is not None:
+                run.cancel("cancelled")

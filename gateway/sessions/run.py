@@ -101,8 +101,8 @@ class TurnRun:
             call()
 
     async def wait_beyond(self, count: int) -> None:
-        """Until more than `count` events are there."""
-        while len(self.events) <= count:
+        """Until more than `count` events are there, or no more will come."""
+        while len(self.events) <= count and self.ended is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter
@@ -114,6 +114,8 @@ class TurnRun:
         try:
             while True:
                 await self.wait_beyond(at)
+                if at >= len(self.events):  # it has ended, and the reader has seen as much, or asks for more than was
+                    return
                 event = self.events[at]
                 at += 1
                 yield at, event
@@ -121,8 +123,12 @@ class TurnRun:
                     return
         finally:
             self._readers -= 1
-            if self._readers == 0 and self.ended is None and self.on_disconnect == "cancel":
-                self.cancel("client_disconnected")
+            self.left_alone()
+
+    def left_alone(self) -> None:
+        """Whoever waited for this turn is gone: where nobody else follows it, on_disconnect says what becomes of it."""
+        if self._readers == 0 and self.ended is None and self.on_disconnect == "cancel":
+            self.cancel("client_disconnected")
 
     async def wait_end(self) -> None:
         """Until the terminal event is there, without counting as a reader."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engines.contract import ChatPrompt, EngineError, EngineLost, EngineUnreachable, GenerateRequest
-from gateway.errors import Conflict, GatewayError, NotFound, SessionBusy, Unavailable, Unprocessable
+from gateway.errors import GatewayError, NotFound, SessionBusy, Unprocessable
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.placement import Placement
 from gateway.sessions.answer import AnswerParser
@@ -33,6 +33,7 @@ from gateway.sessions.registry import Registry
 from gateway.sessions.replay import replayed
 from gateway.sessions.run import TurnEnded, TurnRun, TurnStarted
 from gateway.store.records import (
+    HEAD,
     BeginTurn,
     Begun,
     Busy,
@@ -45,6 +46,7 @@ from gateway.store.records import (
 )
 from gateway.store.sessions import Store
 
+FOLLOW_S = 0.15  # how often the store is asked whether another gateway's turn has ended
 HEAD_TRIES = 5  # a head that moves between reading and transaction 1 is read again this often
 COMMIT_RETRY_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # a database that went away gets this long to take the answer
 
@@ -69,16 +71,20 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
     """Begin a turn, or find the one that its idempotency key names. Raises GatewayError; nothing is saved then."""
     if command.session_id is None:
         return await _start_stateless(room, command)
-    if (known := await _known(room, command)) is not None:
-        return known
+    known = await _known(room, command)
     for _ in range(HEAD_TRIES):
-        history = await _history(room, command)
+        if known is not None and (run := await _attach(room, command, known)) is not None:
+            return run
+        history = await _history(room, command, known)
+        command = _current(command, history)
+        assert command.session_id is not None
         check_pairs(history.open_calls, command.ask.kept)
         name = room.session_name(command.tenant_id, command.session_id)
         prepared = await _prepare(room, command, history, name)
-        outcome_ = await room.store.begin_turn(_begin(room, command, history))
-        if isinstance(outcome_, Begun):
-            return _launch(room, command, history, prepared, outcome_)
+        # once it is asked for, the turn begins and runs, whether or not the client is there to hear of it
+        outcome_ = await room.registry.see_through(_begun(room, command, history, prepared), _left_alone)
+        if isinstance(outcome_, TurnRun):
+            return outcome_
         if isinstance(outcome_, Busy):
             if command.busy_is_stateless:
                 return await _start_stateless(room, replace(command, metadata={**command.metadata, "saved": False}))
@@ -89,16 +95,37 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
         if isinstance(outcome_, NoSession):
             raise NotFound(f"no session {command.session_id[:64]!r}", code="session_not_found")
         if isinstance(outcome_, Known):
-            return await _attach(room, command, outcome_.turn, same=outcome_.same_request)
-        assert isinstance(outcome_, HeadMoved)
+            known = outcome_.turn
     raise SessionBusy("other turns keep moving this session's head; try again", retry_after_s=1.0)
 
 
-async def _history(room: TurnRoom, command: TurnCommand) -> History:
+async def _begun(
+    room: TurnRoom, command: TurnCommand, history: History, prepared: Prepared
+) -> TurnRun | Busy | HeadMoved | Known | NoSession:
+    outcome_ = await room.store.begin_turn(_begin(room, command, history))
+    return _launch(room, command, history, prepared, outcome_) if isinstance(outcome_, Begun) else outcome_
+
+
+def _left_alone(outcome_: TurnRun | Busy | HeadMoved | Known | NoSession) -> None:
+    if isinstance(outcome_, TurnRun):
+        outcome_.left_alone()
+
+
+def _current(command: TurnCommand, history: History) -> TurnCommand:
+    """The command as the session asks for it now: a PATCH may have come since the request was read."""
+    session = history.session
+    if session is None or command.ask_of is None or session.version == command.version:
+        return command
+    return replace(command, ask=command.ask_of(session), version=session.version)
+
+
+async def _history(room: TurnRoom, command: TurnCommand, again: TurnRecord | None = None) -> History:
+    """What the turn goes on from. One that runs `again` starts at its own parent, though its partial answer is head."""
     assert command.session_id is not None
     session = await room.store.get_session(command.tenant_id, command.session_id)
     if session is not None:
-        return await load(room.store, session, command.parent)
+        own = again is not None and command.parent == HEAD and session.head_turn_id == again.turn.id
+        return await load(room.store, session, again.turn.parent_id if own and again else command.parent)
     if command.create is None:
         raise NotFound(f"no session {command.session_id[:64]!r}", code="session_not_found")
     return History()
@@ -127,7 +154,7 @@ def _begin(room: TurnRoom, command: TurnCommand, history: History) -> BeginTurn:
         input=command.ask.kept,
         model=command.ask.model,
         parent=command.parent,
-        expected_head=session.head_turn_id if session is not None else None,
+        expected_head=history.head.turn_id,
         expected_version=session.version if session is not None else None,
         idempotency_key=command.idempotency_key,
         request_hash=command.request_hash,
@@ -137,57 +164,45 @@ def _begin(room: TurnRoom, command: TurnCommand, history: History) -> BeginTurn:
     )
 
 
-async def _known(room: TurnRoom, command: TurnCommand) -> TurnRun | None:
-    """The turn of this idempotency key, where there is one that need not run again."""
+async def _known(room: TurnRoom, command: TurnCommand) -> TurnRecord | None:
     if command.idempotency_key is None:
         return None
     assert command.session_id is not None
-    record = await room.store.find_idempotent(command.tenant_id, command.session_id, command.idempotency_key)
-    if record is None:
-        return None
-    same = record.request_hash == command.request_hash
-    if same and reopenable(record) and room.registry.find(command.tenant_id, record.turn.id) is None:
-        return None
-    if same and record.turn.status == "in_progress" and room.registry.find(command.tenant_id, record.turn.id) is None:
-        return None  # another gateway's, or a dead one's: transaction 1 tells which
-    return await _attach(room, command, record, same=same)
+    return await room.store.find_idempotent(command.tenant_id, command.session_id, command.idempotency_key)
 
 
 def reopenable(record: TurnRecord) -> bool:
-    """It never gave an answer that a client could have seen as done: failed, or left behind by a dead gateway."""
+    """It never gave an answer that a client could have seen as done: failed, or cut off by its gateway's end."""
     status = record.turn.status
     return status == "failed" or (status == "incomplete" and record.finish_reason is None)
 
 
-async def _attach(room: TurnRoom, command: TurnCommand, record: TurnRecord, *, same: bool) -> TurnRun:
-    if not same:
+async def _attach(room: TurnRoom, command: TurnCommand, record: TurnRecord) -> TurnRun | None:
+    """The turn of this idempotency key, to be followed where it runs here, waited for where another gateway runs it.
+
+    None: it gave no answer (it failed, or its gateway is gone) and runs again. Raises Unprocessable, NotFound.
+    """
+    if record.request_hash != command.request_hash:
         raise Unprocessable(
             "this Idempotency-Key was used with another request body",
             code="idempotency_key_reused",
             param="Idempotency-Key",
         )
-    live = room.registry.find(command.tenant_id, record.turn.id)
-    if live is not None:
-        return live
-    if record.turn.status == "in_progress":
-        return await follow_elsewhere(room, record)
-    return replayed(record)
-
-
-async def follow_elsewhere(room: TurnRoom, record: TurnRecord) -> TurnRun:
-    """A turn that another gateway runs: wait for its end in the store, then replay it."""
+    tenant, session_id, turn_id = record.tenant_id, record.session_id, record.turn.id
     while record.turn.status == "in_progress":
-        await asyncio.sleep(0.15)
-        found = await room.store.get_turn(record.tenant_id, record.session_id, record.turn.id)
-        if found is None:
+        run = room.registry.find(tenant, turn_id, record.fence)
+        if run is not None and run.ended is None:
+            return run
+        session = await room.store.get_session(tenant, session_id)
+        found = await room.store.get_turn(tenant, session_id, turn_id)  # after the session: an end is seen whole
+        if session is None or found is None:
             raise NotFound("the session was deleted while its turn ran", code="session_not_found")
-        if room.clock() - found.created_at > 3600:
-            raise Conflict("the turn under this Idempotency-Key does not end", code="turn_stuck")
         record = found
-        session = await room.store.get_session(record.tenant_id, record.session_id)
-        if record.turn.status == "in_progress" and session is not None and session.status == "idle":
-            raise Unavailable("the gateway that ran this turn is gone; send the request again", retry_after_s=1.0)
-    return replayed(record)
+        if record.turn.status == "in_progress":
+            if session.status == "idle":
+                return None  # its lease is over: whoever ran it is gone
+            await asyncio.sleep(FOLLOW_S)
+    return None if reopenable(record) else room.registry.find(tenant, turn_id, record.fence) or replayed(record)
 
 
 async def _start_stateless(room: TurnRoom, command: TurnCommand) -> TurnRun:
@@ -253,8 +268,13 @@ class _Work:
 
     async def run_to_end(self) -> None:
         log = EventLog(self.room.store, self.run) if self.command.persist_events else None
+        bug: Exception | None = None
         try:
             await self._generate()
+        except Exception as error:  # noqa: BLE001 - the turn is stored as failed first, then it is raised
+            bug, self.error = error, as_failure(error)
+            self.run.failure = self.error
+        try:
             if log is not None:
                 await log.flush()
             ended = await self._finish()
@@ -266,6 +286,8 @@ class _Work:
         self.run.emit(ended)
         if log is not None:
             await log.close()
+        if bug is not None:
+            raise bug
 
     async def _generate(self) -> None:
         """Stream until the end, a failure (kept in `error`) or a cancel."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.store.batch import Outcome, run_batch
-from gateway.store.commands import Begin, Command, Finish
+from gateway.store.commands import Append, Begin, Command, Finish
 from gateway.store.database import TRIES, Database, T, Work, kind
 from gateway.store.records import DuplicateId, StoreUnavailable
 
@@ -95,9 +95,8 @@ class Writer:
 
 
 def _points(commands: Sequence[Command]) -> tuple[str, ...]:
-    begins = any(isinstance(command, Begin) for command in commands)
-    finishes = any(isinstance(command, Finish) for command in commands)
-    return ("begin",) * begins + ("finish",) * finishes
+    names = {Begin: "begin", Finish: "finish", Append: "append"}
+    return tuple(name for kind_, name in names.items() if any(isinstance(command, kind_) for command in commands))
 
 
 async def write(database: Database, work: Work[T], points: tuple[str, ...] = ()) -> T:
