@@ -22,8 +22,8 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from engines.contract import Engine, EngineError
-from engines.remote.http import Timeouts, Upstream
-from engines.remote.turnkeep import TurnkeepEngine
+from engines.remote.connect import Kind, connect
+from engines.remote.http import Timeouts
 from gateway.api import admin, chat, context, health, sessions, transfer, turns
 from gateway.api.access import Access
 from gateway.api.edge import RequestIds
@@ -163,7 +163,7 @@ async def _join_engines(
     if settings.embedded:
 
         async def on_start(embedded: EmbeddedEngine) -> None:
-            engine = TurnkeepEngine(Upstream(embedded.url, name="embedded", timeouts=timeouts))
+            engine = await connect(embedded.url, name="embedded", kind="turnkeep", timeouts=timeouts)
             await fleet.join(Replica(engine, embedded.url))
 
         await stack.enter_async_context(
@@ -174,16 +174,14 @@ async def _join_engines(
 
 
 async def _keep_connecting(
-    fleet: Fleet, url: str, name: str, api_key: str | None, kind: str | None, timeouts: Timeouts
+    fleet: Fleet, url: str, name: str, api_key: str | None, kind: Kind | None, timeouts: Timeouts
 ) -> None:
     """An upstream that is not up yet joins when it is."""
     said = ""
     while True:
-        engine = TurnkeepEngine(Upstream(url, name=name, api_key=api_key, timeouts=timeouts))
         try:
-            await engine.capabilities()
+            engine = await connect(url, api_key=api_key, name=name, kind=kind, timeouts=timeouts)
         except EngineError as error:
-            await engine.aclose()
             if str(error) != said:
                 log.warning("upstream %s: %s; trying again", name, error)
                 said = str(error)

@@ -46,9 +46,7 @@ def reuse(before: int, cached: int) -> bool:
     return cached >= before - 1
 
 
-def test_thirty_streamed_turns_through_chat_completions_sending_only_the_new_message(
-    client: OpenAI, model: str
-) -> None:
+def test_thirty_streamed_turns_through_chat_completions(client: OpenAI, model: str) -> None:
     headers = {"X-Session-Id": "thirty"}
     path_tokens = 0
     for i in range(TURNS):
