@@ -45,7 +45,7 @@ def begin(session_id: str, number: int, head: str | None) -> BeginTurn:
         expected_head=head,
         idempotency_key=f"key-{number}",
         request_hash=bytes(32),
-        create=NewSession(id=session_id, tenant_id="bench", model="small"),
+        create=NewSession(id=session_id, tenant_id="bench", model="small") if head is None else None,
     )
 
 

@@ -50,10 +50,10 @@ def fetch_in(
     parameters: Mapping[str, Any],
     **lists: Sequence[Any],
 ) -> Sequence[Any]:
-    """Rows of `build(size)`, whose IN lists have the parameters <name>_0 ... <name>_<size - 1> for each of `lists`.
+    """Rows of `build(size)`, whose lists have the parameters <name>_0 ... <name>_<size - 1> for each of `lists`.
 
-    `build` is cached: the same size gives the same statement. Lists longer than the largest size go in parts, so with
-    two of them a pair must stand at the same place in both.
+    `build` is cached: the same size gives the same statement. Lists longer than the largest size go in parts; where
+    there are two, a pair stands at the same place in both.
     """
     longest = max(len(values) for values in lists.values())
     if longest > SIZES[-1]:

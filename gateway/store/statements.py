@@ -15,7 +15,9 @@ from sqlalchemy import (
     Table,
     Text,
     Update,
+    and_,
     bindparam,
+    or_,
     select,
 )
 
@@ -68,11 +70,15 @@ def turns_by_key(size: int) -> Select[Any]:
         turns.c.request_hash,
         turns.c.finish_reason,
     )
-    return select(*columns).where(
-        turns.c.tenant_id == _TENANT,
-        _in(turns.c.session_id, "session", size),
-        _in(turns.c.idempotency_key, "key", size),
-    )
+    named = [  # tenant and all in each, and no two IN lists: else SQLite looks through every key of the tenant
+        and_(
+            turns.c.tenant_id == _TENANT,
+            turns.c.session_id == bindparam(f"session_{place}"),
+            turns.c.idempotency_key == bindparam(f"key_{place}"),
+        )
+        for place in range(size)
+    ]
+    return select(*columns).where(or_(*named))
 
 
 @cache

@@ -144,6 +144,17 @@ async def test_of_equal_histories_the_newest_is_found(store: Store, clock: Clock
     assert await found(store, None, *(b"%d" % n for n in range(40)), b"same", *(b"x%d" % n for n in range(40))) == "s2"
 
 
+async def test_within_one_session_the_newest_turn_of_the_longest_history_is_found(store: Store) -> None:
+    for name, meaning in (("a", b"m1"), ("b", b"m2"), ("c", b"m2"), ("d", b"m1")):
+        await turn(store, name, None, meaning=meaning)
+    await meant(store, "other", b"m3")
+    many = [b"%d" % n for n in range(600)]
+    best = await store.find_meaning_in(TENANT, SESSION, [b"m1", b"m2", b"m3", *many])
+    assert best is not None
+    assert best.turn.id == "c"
+    assert await store.find_meaning_in(TENANT, SESSION, [b"m3", *many]) is None
+
+
 async def test_archived_expired_and_erased_sessions_match_nothing(store: Store, clock: Clock) -> None:
     for name in ("archived", "expired", "erased"):
         await meant(store, name, name.encode(), expires_at=clock.now + 1 if name == "expired" else None)

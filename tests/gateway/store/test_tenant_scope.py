@@ -76,6 +76,7 @@ CALLS: dict[str, list[Callable[[Store], Awaitable[object]]]] = {
     "path": [lambda store: store.path(OTHER, SESSION, "t1")],
     "path_ids": [lambda store: store.path_ids(OTHER, SESSION, "t1")],
     "find_meaning": [lambda store: store.find_meaning(OTHER, "u", [b"m"])],
+    "find_meaning_in": [lambda store: store.find_meaning_in(OTHER, SESSION, [b"m"])],
     "renew_leases": [_renew],
     "request_cancel": [lambda store: store.request_cancel(OTHER, SESSION, "t2")],
     "append_events": [lambda store: _refused(store.append_events(OTHER, SESSION, "t2", 5, [b"x"]), LeaseLost)],
