@@ -19,7 +19,7 @@ from tests.engines.local.tiny import Answers, request
 NEAR_TIE = 1e-4  # a difference is excused only where the two best logits lie within this
 LONG_EVERY, LONG, SHORT = 16, 24, 5  # tokens to generate
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,181 @@
+"""Pool and prefix index against a naive oracle, over random lives of requests: come, go on, keep, leave, forget.
+
+The oracle is the contents: every page holds the (salt, ids) path that was written into its slots. A match that hands
+out a page whose slots say anything else is wrong, whatever the books claim.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from itertools import count
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engines.contract import Sampling
+from engines.local.kv.cache import KVCache
+from engines.local.kv.eviction import Lru
+from engines.local.kv.pool import Pages
+from engines.local.kv.session_cache import KeptBlocks
+from engines.local.sequence import Sequence
+
+BLOCK, PAGES = 4, 10
+Slot = tuple[str, tuple[int, ...]] | None  # salt and the whole path up to this token
+
+
+class Contents:
+    """What the tensors would hold: per page and slot, the path whose K/V was written there."""
+
+    def __init__(self) -> None:
+        self.slots: list[list[Slot]] = [[None] * BLOCK for _ in range(PAGES + 1)]
+
+    def freed(self, pages: Pages) -> None:
+        self.zero(pages)
+
+    def allocated(self, pages: Pages) -> None:
+        pass
+
+    def zero(self, pages: Pages) -> None:
+        for page in pages.tolist():
+            self.slots[page] = [None] * BLOCK
+
+    def copy(self, source: int, target: int, num_slots: int) -> None:
+        self.slots[target][:num_slots] = self.slots[source][:num_slots]
+
+
+class PoolMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.contents = Contents()
+        self.cache = KVCache(PAGES, BLOCK, self.contents, model="m", policy=Lru())
+        self.running: list[Sequence] = []
+        self.kept: list[tuple[Sequence, KeptBlocks, int]] = []  # who left, where it lay, how much was written
+        self.numbers = count()
+
+    def _sequence(self, ids: list[int], salt: str, tag: int) -> Sequence:
+        number = next(self.numbers)
+        return Sequence(str(number), array("I", ids), len(ids), Sampling(1), salt, 0, number, 0.0, tag=tag)
+
+    def _admit(self, seq: Sequence) -> None:
+        before = (self.cache.pool.free, self.cache.pool.cached)
+        match = self.cache.match(seq)
+        needed = -(-len(seq.tokens) // BLOCK)
+        if self.cache.admit(seq, match):
+            assert seq.written < len(seq.tokens)
+            self._read(seq)
+            self.running.append(seq)
+        else:
+            assert (self.cache.pool.free, self.cache.pool.cached) == before
+            assert self.cache.pool.used + needed > PAGES, "refused although it fits"
+            self.cache.release(seq)
+
+    def _read(self, seq: Sequence) -> None:
+        """Everything that counts as written says this very path."""
+        for at in range(seq.written):
+            path = (seq.salt, tuple(seq.tokens[: at + 1]))
+            assert self.contents.slots[seq.table[at // BLOCK]][at % BLOCK] == path
+
+    def _write(self, seq: Sequence, upto: int) -> None:
+        holders = Counter(page for other in self.running for page in other.table)
+        for at in range(seq.written, upto):
+            page = seq.table[at // BLOCK]
+            assert holders[page] == 1, "a shared page is written"
+            self.contents.slots[page][at % BLOCK] = (seq.salt, tuple(seq.tokens[: at + 1]))
+        self.cache.advance(seq, upto - seq.written)
+
+    @rule(ids=st.lists(st.integers(0, 1), min_size=1, max_size=18), salt=st.sampled_from("ab"), tag=st.integers(0, 2))
+    def come(self, ids: list[int], salt: str, tag: int) -> None:
+        self._admit(self._sequence(ids, salt, tag))
+
+    @precondition(lambda self: self.kept)
+    @rule(which=st.integers(0, 99), cut=st.integers(0, 6), more=st.lists(st.integers(0, 1), max_size=6))
+    def come_back(self, which: int, cut: int, more: list[int]) -> None:
+        former, blocks, written = self.kept[which % len(self.kept)]
+        ids = [*former.tokens[: max(len(former.tokens) - cut, 1)], *more]
+        seq = self._sequence(ids, former.salt, former.tag)
+        seq.hint, seq.hint_len = blocks, min(written, len(former.tokens) - cut if cut else len(former.tokens))
+        seq.hint_len = max(min(seq.hint_len, len(ids)), 0)
+        self._admit(seq)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99), tokens=st.integers(1, 9))
+    def prefill(self, which: int, tokens: int) -> None:
+        seq = self.running[which % len(self.running)]
+        self._write(seq, min(seq.written + tokens, len(seq.tokens)))
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99), token=st.integers(0, 1))
+    def decode(self, which: int, token: int) -> None:
+        seq = self.running[which % len(self.running)]
+        if seq.remaining:
+            return
+        seq.tokens.append(token)
+        table = list(seq.table)
+        if self.cache.grow(seq, len(seq.tokens)):
+            self._write(seq, len(seq.tokens))
+        else:
+            assert list(seq.table) == table
+            seq.tokens.pop()
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99), keep=st.booleans(), scrub=st.booleans())
+    def leave(self, which: int, keep: bool, scrub: bool) -> None:
+        seq = self.running.pop(which % len(self.running))
+        written = seq.written
+        if keep:
+            self.kept.append((seq, self.cache.keep(seq), written))
+            return
+        if scrub:
+            for page in seq.table[len(seq.uids) :]:
+                if self.cache.pool.ref[page] == 1:
+                    self.contents.slots[page] = [None] * BLOCK
+        self.cache.release(seq, scrub=scrub)
+
+    @precondition(lambda self: self.kept)
+    @rule(which=st.integers(0, 99))
+    def drop(self, which: int) -> None:
+        _, blocks, _ = self.kept.pop(which % len(self.kept))
+        self.cache.drop(blocks)
+
+    @rule(tag=st.integers(1, 2))
+    def forget(self, tag: int) -> None:
+        free = self.cache.pool.free
+        freed = self.cache.forget(tag)
+        assert self.cache.pool.free == free + freed
+        held = {page for seq in self.running for page in seq.table}
+        for page in np.flatnonzero(self.cache.pool.tag == tag).tolist():
+            assert page in held, "an idle page still bears a forgotten tag"
+
+    @invariant()
+    def books_agree(self) -> None:
+        pool = self.cache.pool
+        self.cache.check(self.running)
+        assert pool.free + pool.cached + pool.used == PAGES
+        held = Counter(page for seq in self.running for page in seq.table)
+        assert pool.used == len(held)
+        assert all(pool.ref[page] == times for page, times in held.items())
+
+    @invariant()
+    def everybody_can_read_what_is_theirs(self) -> None:
+        for seq in self.running:
+            self._read(seq)
+
+
+PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPoolMachine = PoolMachine.TestCase
+
+
+def test_when_all_have_gone_and_all_is_forgotten_the_pool_is_free_and_the_index_empty() -> None:
+    machine = PoolMachine()
+    for n in range(6):
+        machine.come([n % 2] * (n + 3), "a", 1)
+    for seq in machine.running:
+        machine._write(seq, len(seq.tokens))
+    while machine.running:
+        machine.leave(0, True, False)
+    machine.forget(1)
+    assert machine.cache.pool.free == PAGES
+    assert len(machine.cache.index) == 0
