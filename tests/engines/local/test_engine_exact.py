@@ -17,7 +17,7 @@ from engines.local.model import LoadedModel, load_model
 from tests.engines.local.tiny import Answers, request
 
 NEAR_TIE = 1e-4  # a difference is excused only where the two best logits lie within this
-LONG_EVERY, LONG, SHORT = 16, 24, 5  # tokens to generate
+LONG_EVERY, LONG, SHORT = 32, 24, 4  # tokens to generate
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(1200)]
 
@@ -66,8 +66,8 @@ def prompts(model: LoadedModel, count: int = 64) -> list[list[int]]:
 
 
 def _ids(tokenizer: Any, text: str, i: int) -> list[int]:
-    if i % 4:
-        return list(tokenizer.encode(text)[: 3 + i])
+    if i % 8:
+        return list(tokenizer.encode(text)[: 3 + i // 2])
     turn = [{"role": "user", "content": text if i % 16 else text * 3}]
     return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=True, return_dict=False)[:250])
 

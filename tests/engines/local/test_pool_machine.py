@@ -23,6 +23,9 @@ from engines.local.kv.session_cache import KeptBlocks
 from engines.local.sequence import Sequence
 
 BLOCK, PAGES = 4, 10
+IDS = st.lists(st.integers(0, 1), min_size=1, max_size=18)
+MORE = st.lists(st.integers(0, 1), max_size=6)
+WRITE = st.sampled_from([99, 99, 3])  # tokens of the first prefill
 Slot = tuple[str, tuple[int, ...]] | None  # salt and the whole path up to this token
 
 
@@ -59,7 +62,9 @@ class PoolMachine(RuleBasedStateMachine):
         number = next(self.numbers)
         return Sequence(str(number), array("I", ids), len(ids), Sampling(1), salt, 0, number, 0.0, tag=tag)
 
-    def _admit(self, seq: Sequence) -> None:
+    def _admit(self, seq: Sequence, write: int) -> None:
+        if len(self.running) > 3:
+            self.leave(0, bool(seq.arrival % 3), False)
         before = (self.cache.pool.free, self.cache.pool.cached)
         match = self.cache.match(seq)
         needed = -(-len(seq.tokens) // BLOCK)
@@ -67,6 +72,7 @@ class PoolMachine(RuleBasedStateMachine):
             assert seq.written < len(seq.tokens)
             self._read(seq)
             self.running.append(seq)
+            self._write(seq, min(seq.written + write, len(seq.tokens)))
         else:
             assert (self.cache.pool.free, self.cache.pool.cached) == before
             assert self.cache.pool.used + needed > PAGES, "refused although it fits"
@@ -86,19 +92,30 @@ class PoolMachine(RuleBasedStateMachine):
             self.contents.slots[page][at % BLOCK] = (seq.salt, tuple(seq.tokens[: at + 1]))
         self.cache.advance(seq, upto - seq.written)
 
-    @rule(ids=st.lists(st.integers(0, 1), min_size=1, max_size=18), salt=st.sampled_from("ab"), tag=st.integers(0, 2))
-    def come(self, ids: list[int], salt: str, tag: int) -> None:
-        self._admit(self._sequence(ids, salt, tag))
+    @rule(ids=IDS, salt=st.sampled_from("aaab"), tag=st.integers(0, 2), write=WRITE)
+    def come(self, ids: list[int], salt: str, tag: int, write: int) -> None:
+        self._admit(self._sequence(ids, salt, tag), write)
 
     @precondition(lambda self: self.kept)
-    @rule(which=st.integers(0, 99), cut=st.integers(0, 6), more=st.lists(st.integers(0, 1), max_size=6))
-    def come_back(self, which: int, cut: int, more: list[int]) -> None:
-        former, blocks, written = self.kept[which % len(self.kept)]
+    @rule(which=st.integers(0, 2), cut=st.sampled_from([0, 0, 1, 2, 3, 5]), more=MORE, write=WRITE)
+    def come_back(self, which: int, cut: int, more: list[int], write: int) -> None:
+        """A kept path goes on, or is left `cut` ids before its end."""
+        former, blocks, written = self.kept[-1 - which % len(self.kept)]
         ids = [*former.tokens[: max(len(former.tokens) - cut, 1)], *more]
         seq = self._sequence(ids, former.salt, former.tag)
         seq.hint, seq.hint_len = blocks, min(written, len(former.tokens) - cut if cut else len(former.tokens))
         seq.hint_len = max(min(seq.hint_len, len(ids)), 0)
-        self._admit(seq)
+        self._admit(seq, write)
+
+    @precondition(lambda self: self.kept)
+    @rule(which=st.integers(0, 2), cut=st.integers(1, 5), more=MORE, busy=st.booleans())
+    def branch_and_go_on(self, which: int, cut: int, more: list[int], busy: bool) -> None:
+        """A path is left before its end, then continued as if nobody had left it, by one or two at a time."""
+        kept = self.kept[-1 - which % len(self.kept)]
+        for ids_cut, ids_more in ((0, more), (cut, [*more, 1]), (0, [])) if busy else ((cut, more), (0, [])):
+            self.kept.append(kept)
+            self.come_back(0, ids_cut, ids_more, 99)
+            self.kept.remove(kept)
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 99), tokens=st.integers(1, 9))
@@ -121,7 +138,7 @@ class PoolMachine(RuleBasedStateMachine):
             seq.tokens.pop()
 
     @precondition(lambda self: self.running)
-    @rule(which=st.integers(0, 99), keep=st.booleans(), scrub=st.booleans())
+    @rule(which=st.integers(0, 99), keep=st.sampled_from([True, True, False]), scrub=st.booleans())
     def leave(self, which: int, keep: bool, scrub: bool) -> None:
         seq = self.running.pop(which % len(self.running))
         written = seq.written
@@ -164,14 +181,14 @@ class PoolMachine(RuleBasedStateMachine):
             self._read(seq)
 
 
-PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
 
 
 def test_when_all_have_gone_and_all_is_forgotten_the_pool_is_free_and_the_index_empty() -> None:
     machine = PoolMachine()
     for n in range(6):
-        machine.come([n % 2] * (n + 3), "a", 1)
+        machine.come([n % 2] * (n + 3), "a", 1, 0)
     for seq in machine.running:
         machine._write(seq, len(seq.tokens))
     while machine.running:
@@ -179,3 +196,36 @@ def test_when_all_have_gone_and_all_is_forgotten_the_pool_is_free_and_the_index_
     machine.forget(1)
     assert machine.cache.pool.free == PAGES
     assert len(machine.cache.index) == 0
+
+
+def test_a_branch_inside_the_tail_leaves_the_tail_as_it_was() -> None:
+    machine = PoolMachine()
+    machine.come([0] * 7, "a", 0, 99)
+    machine.leave(0, True, False)
+    machine.come_back(0, 2, [1, 1], 99)
+    machine.come_back(0, 0, [1], 99)
+    assert [seq.cached_tokens or seq.written for seq in machine.running] == [7, 8]
+
+
+def test_a_tail_that_somebody_goes_on_in_is_copied() -> None:
+    machine = PoolMachine()
+    machine.come([0] * 5, "a", 0, 99)
+    machine.leave(0, True, False)
+    machine.come_back(0, 0, [1], 99)
+    machine.come_back(0, 0, [0, 0], 99)
+    one, two = machine.running
+    assert one.table[0] == two.table[0]
+    assert one.table[1] != two.table[1]
+
+
+def test_a_block_that_was_evicted_is_not_copied_from() -> None:
+    machine = PoolMachine()
+    machine.come([0] * 12, "a", 0, 99)
+    machine.leave(0, True, False)
+    kept = machine.kept[0]
+    machine.come([1] * (4 * PAGES - 8), "b", 0, 99)  # leaves two pages: the path's first
+    machine.leave(0, False, False)
+    machine.kept.append(kept)
+    machine.come_back(0, 2, [], 3)
+    assert machine.running[0].table
+    machine.everybody_can_read_what_is_theirs()
