@@ -51,7 +51,8 @@ def _curl(settings: Settings, url: str, key: str | None) -> list[str]:
     header = f" \\\n    -H {_quoted('Authorization: Bearer ' + token)}" if settings.auth else ""
     if not settings.embedded:
         return [f"  curl {url}/v1/models{header}"]
-    message = {"model": settings.model, "messages": [{"role": "user", "content": "Say hello in one sentence."}]}
+    asked = [{"role": "user", "content": "Say hello in one sentence."}]
+    message = {"model": settings.model, "temperature": 0, "messages": asked}
     body = shlex.quote(json.dumps(message))
     return [f"  curl {url}/v1/chat/completions{header} \\\n    -H 'Content-Type: application/json' \\\n    -d {body}"]
 
