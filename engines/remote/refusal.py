@@ -22,6 +22,7 @@ from engines.contract import (
     EngineTimeout,
     EngineUnreachable,
     RequestRefused,
+    UnknownBase,
     Unsupported,
 )
 
@@ -125,6 +126,8 @@ def engine_error(status: int, complaint: Complaint, *, replica: str, retry_after
     message = f"{replica}: {said}"
     if (overflow := _overflow(status, complaint)) is not None:
         return ContextOverflow(message, limit=overflow[0], requested=overflow[1], replica=replica)
+    if complaint.code == "unknown_base":
+        return UnknownBase(message, replica=replica)
     if complaint.code in _NOT_SERVING:
         return EngineUnreachable(message, replica=replica)
     if status in (429, 503) or complaint.code == "overloaded":

@@ -18,8 +18,8 @@ from engines.contract import (
     EngineLoad,
     GenerateRequest,
     IdsPrompt,
-    RequestRefused,
     TokenLogprob,
+    UnknownBase,
     Unsupported,
     Usage,
 )
@@ -118,8 +118,8 @@ class TurnkeepEngine:
             raise Unsupported(f"{self.name} takes token ids, not messages", param="messages", replica=self.name)
         try:
             return await self._send(request, prompt, prompt.base, prompt.delta)
-        except RequestRefused as error:
-            if error.code != "unknown_base" or prompt.base is None:
+        except UnknownBase:
+            if prompt.base is None:
                 raise
         return await self._send(request, prompt, None, await prompt.whole())
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from engines.contract import (
+    Base,
     ContextOverflow,
     Delta,
     EngineError,
@@ -16,10 +17,13 @@ from engines.contract import (
     EngineUnreachable,
     GenerateRequest,
     Grammar,
+    IdsPrompt,
     RequestRefused,
+    Sampling,
     Unsupported,
 )
-from tests.contracts.subjects import MAKERS, SOCKETS, Subject
+from engines.echo_tokens import encode, pack
+from tests.contracts.subjects import MAKERS, SOCKETS, Subject, chatml
 
 pytestmark = pytest.mark.anyio
 TEXT = "héllo 世界 😀, this is said back"
@@ -48,8 +52,8 @@ def text_of(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
 
 
-async def until_running(subject: Subject, running: int, within_s: float = 1.0) -> None:
-    """A request that its caller left has ended in the engine within a second."""
+async def until_running(subject: Subject, running: int, within_s: float = 0.5) -> None:
+    """The bar: a request that its caller left has ended in the engine within half a second."""
     async with asyncio.timeout(within_s):
         while (await subject.behind.load()).running != running:  # noqa: ASYNC110 - it lives in another thread
             await asyncio.sleep(0.005)
@@ -237,3 +241,18 @@ async def test_every_failure_is_an_engine_error(make: Callable[..., Any]) -> Non
             with pytest.raises(EngineError):
                 await collect(subject, subject.ask("hello there"))
         assert text_of(await collect(subject, subject.ask("hello there"))) == "hello there"
+
+
+async def test_a_replica_that_lost_its_paths_is_sent_the_whole_prompt(make: Callable[..., Any]) -> None:
+    """A restarted one answers unknown_base; that costs a second request and never the turn."""
+    async with make() as subject:
+        if not subject.ids:
+            pytest.skip("asks with messages: it has no base")
+        whole = pack(encode(chatml(TEXT)))
+
+        async def all_of_it() -> bytes:
+            return whole
+
+        prompt = IdsPrompt(whole[80:], len(whole) // 4, all_of_it, "a-session", Base(20, b"\x01" * 32))
+        request = GenerateRequest("r-1", "echo", prompt, Sampling(64))
+        assert text_of(await collect(subject, request)) == TEXT
