@@ -143,7 +143,7 @@ class Upstream:
                     )
                 break
             except TimeoutError as error:
-                raise self._timeout(error) from error
+                raise self._timeout(error, stages) from error
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 connecting = isinstance(error, aiohttp.ClientConnectorError)
                 soon = asyncio.get_running_loop().time() - started < RETRY_WITHIN_S
@@ -177,8 +177,9 @@ class Upstream:
             )
         return self._session
 
-    def _timeout(self, error: TimeoutError) -> EngineTimeout:
-        stage: Literal["connect", "first_delta"] = "first_delta"
+    def _timeout(self, error: TimeoutError, stages: _Stages) -> EngineTimeout:
+        stage: Literal["connect", "first_delta", "total"]
+        stage = "total" if stages.total_s < stages.first_delta_s else "first_delta"
         if isinstance(error, aiohttp.ServerTimeoutError):
             stage = "connect"
         return EngineTimeout(f"{self.name} did not answer in time ({stage})", stage=stage, replica=self.name)

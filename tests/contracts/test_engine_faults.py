@@ -74,7 +74,7 @@ async def test_a_refused_connection_is_unreachable_at_once(make: Callable[..., A
         assert not deltas
         assert isinstance(error, EngineUnreachable)
         assert error.retryable
-        assert time.monotonic() - started < 0.5
+        assert time.monotonic() - started < QUICK.connect_s
         await faults(subject).__aenter__()
 
 
@@ -94,7 +94,7 @@ async def test_silence_before_the_first_delta_times_out(make: Callable[..., Any]
         assert not deltas
         assert isinstance(error, EngineTimeout)
         assert (error.stage, error.retryable) == ("first_delta", True)
-        assert 0.25 < time.monotonic() - started < 1.0
+        assert 0.25 < time.monotonic() - started < 3.0
 
 
 async def test_headers_alone_are_no_first_delta(make: Callable[..., Any]) -> None:
@@ -121,7 +121,7 @@ async def test_a_drip_ends_with_the_total_limit(make: Callable[..., Any]) -> Non
         _, error = await collect_until_error(subject)
         assert isinstance(error, EngineTimeout)
         assert (error.stage, error.retryable) == ("total", False)
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 4.0
 
 
 @pytest.mark.parametrize("reset", [True, False])
@@ -276,12 +276,11 @@ async def test_a_cancelled_caller_leaves_no_connection(make: Callable[..., Any])
 
 
 async def test_a_hanging_replica_holds_up_no_other(make: Callable[..., Any]) -> None:
-    async with make(timeouts=HASTE) as hanging, make() as healthy:
+    async with make(timeouts=replace(QUICK, first_delta_s=1.0)) as hanging, make() as healthy:
         faults(hanging).fault = Stall()
         stuck = asyncio.ensure_future(collect_until_error(hanging))
-        started = time.monotonic()
         assert text_of(await collect(healthy, healthy.ask("ok"))) == "ok"
-        assert time.monotonic() - started < 0.25
+        assert not stuck.done()
         assert isinstance((await stuck)[1], EngineTimeout)
 
 
@@ -294,7 +293,7 @@ async def test_a_reader_that_stops_reading_stops_the_engine(kind: str) -> None:
         answer = cast(Any, subject.engine.generate(request))
         await anext(answer)
         before, now = -1, 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(80):
             while now != before:
                 await asyncio.sleep(0.5)
                 before, now = now, subject.layer.sent_bytes
