@@ -26,8 +26,8 @@ from engines.remote.connect import Kind, connect
 from engines.remote.http import Timeouts
 from gateway.api import admin, chat, context, health, sessions, transfer, turns
 from gateway.api.access import Access
-from gateway.api.edge import RequestIds
-from gateway.api.problems import on_bug, on_gateway_error, on_http_error, on_invalid
+from gateway.api.edge import Edge
+from gateway.api.problems import on_gateway_error, on_http_error, on_invalid
 from gateway.api.state import Gateway
 from gateway.background import repeated
 from gateway.errors import GatewayError
@@ -77,12 +77,13 @@ def create_app(
     app.add_exception_handler(GatewayError, on_gateway_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_exception_handler(Exception, on_bug)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_middleware(RequestIds, new_id=id_maker(clock))
+    app.add_middleware(
+        Edge, new_id=id_maker(clock), local_only=not settings.auth, origins=frozenset(settings.cors_origins)
+    )
     return app
 
 

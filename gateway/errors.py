@@ -60,6 +60,10 @@ class SessionBusy(GatewayError):
     status, type, code = 409, "conflict_error", "session_busy"
 
 
+class TooSlow(GatewayError):
+    status, type, code = 408, "invalid_request_error", "request_timeout"
+
+
 class Conflict(GatewayError):
     status, type, code = 409, "conflict_error", "conflict"
 

@@ -122,6 +122,7 @@ class Settings(BaseSettings):
     # limits
     max_body_bytes: int = Field(2 * MIB, ge=1024, description="Largest request body, in bytes.")
     max_image_body_bytes: int = Field(20 * MIB, ge=1024, description="The same where images may come, in bytes.")
+    body_timeout_s: Seconds = Field(30.0, description="A request, its headers or body, that pauses longer is given up.")
     connect_timeout_s: Seconds = Field(5.0, description="Connecting to a replica.")
     first_delta_timeout_s: Seconds = Field(300.0, description="From the request to a replica's first token.")
     idle_timeout_s: Seconds = Field(60.0, description="Between two tokens of a replica.")

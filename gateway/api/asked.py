@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from typing import Any, cast
+from urllib.parse import unquote
 
+import orjson
 from pydantic import BaseModel
 
 from gateway.api.schemas import AnswerFields, ChatBody, SamplingFields
@@ -11,6 +13,7 @@ from gateway.errors import BadRequest
 from gateway.sessions.command import Shape
 
 MAX_SCHEMA_BYTES = 65_536
+MAX_TOOLS_BYTES = 262_144  # all tools of a request together
 
 # Fields of OpenAI's chat completions that change the answer and that no replica is asked for here.
 REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options", "best_of", "suffix", "echo")
@@ -62,6 +65,11 @@ def tools_of(tools: list[Any] | None) -> tuple[dict[str, Any], ...]:
     names = [tool["function"]["name"] for tool in found]
     if len(set(names)) < len(names):
         raise BadRequest("two tools have one name", param="tools")
+    size = len(orjson.dumps(found)) if found else 0
+    if size > MAX_TOOLS_BYTES:
+        raise BadRequest(f"the tools have {size} bytes of at most {MAX_TOOLS_BYTES}", param="tools")
+    for i, tool in enumerate(found):
+        check_references(tool["function"].get("parameters"), f"tools[{i}].function.parameters")
     return found
 
 
@@ -85,9 +93,46 @@ def format_of(body: ChatBody | AnswerFields) -> dict[str, Any] | None:
         if asked.json_schema is None:
             raise BadRequest("response_format of type json_schema needs json_schema", param="response_format")
         size = len(asked.json_schema.model_dump_json(by_alias=True))
+        where = "response_format.json_schema.schema"
         if size > MAX_SCHEMA_BYTES:
             raise BadRequest(
                 f"the JSON schema has {size} bytes of at most {MAX_SCHEMA_BYTES}",
                 param="response_format.json_schema",
             )
+        check_references(asked.json_schema.schema_, where)
     return plain(asked)
+
+
+def check_references(schema: Any, where: str) -> None:
+    """Every $ref of a JSON schema leads within it to something that is no $ref. Raises BadRequest.
+
+    A schema may contain itself (a tree of nodes); one that is nothing but itself describes nothing, and expanding it
+    never ends. References to other documents are never followed.
+    """
+    left = [schema]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            left.extend(node.values())
+            seen: set[str] = set()
+            while isinstance(node, dict) and isinstance(reference := node.get("$ref"), str):
+                if reference in seen:
+                    raise BadRequest(f"{where}: $ref {reference[:64]!r} leads back to itself", param=where)
+                seen.add(reference)
+                node = _referred(schema, reference, where)
+        elif isinstance(node, list):
+            left.extend(node)
+
+
+def _referred(schema: Any, reference: str, where: str) -> Any:
+    """What a JSON pointer (RFC 6901) in a fragment names."""
+    found = schema
+    try:
+        if reference.partition("#")[0]:
+            raise KeyError(reference)
+        for part in unquote(reference.removeprefix("#")).split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            found = found[int(part)] if isinstance(found, list) else found[part]
+    except (KeyError, IndexError, ValueError, TypeError):
+        raise BadRequest(f"{where}: $ref {reference[:64]!r} leads nowhere within the schema", param=where) from None
+    return found

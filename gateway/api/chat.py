@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from gateway.api.access import needs
 from gateway.api.asked import chat_shape, choice_of, format_of, refuse_unsupported, tools_of
-from gateway.api.body import parse_object, read_body, validated
+from gateway.api.body import json_object, validated
 from gateway.api.describe import answers, body_of
 from gateway.api.schemas import ChatAnswer, ChatBody, ModelList
 from gateway.api.state import Gateway, gateway_of
@@ -22,7 +22,7 @@ from gateway.api.streams import Awaited, EventStream, event
 from gateway.errors import BadRequest, UpstreamFailed
 from gateway.sessions.command import Ask, Input, TurnCommand
 from gateway.sessions.events import logprob_json
-from gateway.sessions.items import items_from_messages, split_system
+from gateway.sessions.items import check_answerable, items_from_messages, split_system
 from gateway.sessions.recognise import find_chain, history_mode, is_side_task, session_key
 from gateway.sessions.run import Piece, TurnEnded, TurnRun, TurnStarted
 from gateway.sessions.turn import start
@@ -46,8 +46,7 @@ FINISH: dict[str | None, str] = {"cancelled": "stop", "error": "stop", None: "st
 )
 async def chat_completions(request: Request, caller: Caller) -> Response:
     gateway = gateway_of(request)
-    body = await read_body(request, gateway.settings.max_image_body_bytes)
-    raw = parse_object(body)
+    body, raw = await json_object(request, gateway.settings, images=True)
     asked = validated(ChatBody, raw)
     refuse_unsupported(raw)
     command = await _command(request, gateway, caller, raw, asked, body)
@@ -89,8 +88,7 @@ async def _command(
     system, items = split_system(items_from_messages(asked.messages))
     if not items:
         raise BadRequest("messages holds nothing but a system message", param="messages")
-    if items[-1].type != "function_call_output" and items[-1].role == "assistant":
-        raise BadRequest("the last message is the assistant's: there is nothing to answer", param="messages")
+    check_answerable(items, param="messages")
     tools = tools_of(asked.tools)
     ask = Ask(
         model=asked.model,
@@ -120,6 +118,7 @@ async def _command(
         idempotency_key=idempotency_key,
         request_hash=hashlib.sha256(body).digest() if idempotency_key is not None else None,
         metadata={"history": mode},
+        param="messages",
     )
     if mode == "off":
         return replace(command, idempotency_key=None)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from compression.budget import Budget
 from engines.contract import IdsPrompt
 from gateway.api.access import needs
-from gateway.api.body import parse_object, read_body, validated
+from gateway.api.body import json_object, validated
 from gateway.api.describe import answers, body_of
 from gateway.api.schemas import ContextShape, Count, CountShape
 from gateway.api.sessions import json_response, session_of
@@ -149,7 +149,8 @@ def _numbers(
 async def count(request: Request, caller: Caller, session_id: str) -> Response:
     """Tokens of the prompt that this input would make, history included. Nothing is generated or saved."""
     gateway = gateway_of(request)
-    asked = validated(Count, parse_object(await read_body(request, gateway.settings.max_image_body_bytes)))
+    _, raw = await json_object(request, gateway.settings, images=True)
+    asked = validated(Count, raw)
     session = await session_of(gateway, caller, session_id)
     prepared = await _prepared(gateway, session, _ask(session, inputs_of(asked.input), asked.instructions))
     return json_response(

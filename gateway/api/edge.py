@@ -1,19 +1,32 @@
-"""The outermost layer: every request gets an id, every response carries it. Pure ASGI; knows no route."""
+"""The outermost layer: every request gets an id, every response carries it; no failure leaves without its shape.
+
+Pure ASGI; knows no route. With auth off only pages of this machine may ask: the Host must be a loopback name, and an
+Origin the same host or an allowed one, so that no web page can reach the gateway through its visitor's browser.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.api.problems import bug_response, error_response
+from gateway.errors import BadRequest, Forbidden, GatewayError
 
-class RequestIds:
+
+class Edge:
     """Sets `scope["turnkeep.request_id"]` and the header x-request-id. The client's own id is never trusted."""
 
-    def __init__(self, app: ASGIApp, new_id: Callable[[str], str]) -> None:
+    def __init__(
+        self, app: ASGIApp, new_id: Callable[[str], str], *, local_only: bool, origins: frozenset[str]
+    ) -> None:
         self.app = app
         self.new_id = new_id
+        self.local_only = local_only
+        self.origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -21,12 +34,59 @@ class RequestIds:
             return
         request_id = self.new_id("req")
         scope["turnkeep.request_id"] = request_id
+        started = False
 
         async def sent(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers["x-content-type-options"] = "nosniff"
             await send(message)
 
-        await self.app(scope, receive, sent)
+        try:
+            self._check(Headers(scope=scope))
+            await self.app(scope, receive, sent)
+        except GatewayError as error:
+            await error_response(error, request_id)(scope, receive, sent)
+        except Exception as error:
+            response = bug_response(error, request_id, scope["path"])
+            if started:
+                raise  # the server cuts the connection: a half answer must not look whole
+            await response(scope, receive, sent)
+
+    def _check(self, headers: Headers) -> None:
+        """Raises BadRequest for a Host that is none, Forbidden for one or an Origin that may not ask."""
+        hosts = headers.getlist("host")
+        if len(hosts) > 1 or (hosts and host_of(hosts[0]) is None):
+            raise BadRequest("the Host header is not a host", code="invalid_host", param="Host")
+        if not self.local_only:
+            return
+        if hosts and not _loopback(host_of(hosts[0]) or ""):
+            raise Forbidden("auth is off: only a loopback Host is answered", code="host_not_allowed", param="Host")
+        origin = headers.get("origin")
+        if origin is not None and origin not in self.origins and urlsplit(origin).netloc not in hosts:
+            raise Forbidden(
+                "auth is off: pages of other origins may not ask", code="origin_not_allowed", param="Origin"
+            )
+
+
+def host_of(value: str) -> str | None:
+    """The name in a Host header, without port and brackets; None where it is none."""
+    try:
+        parts = urlsplit(f"//{value}")
+        parts.port  # noqa: B018 (raises where it is no number)
+    except ValueError:
+        return None
+    plain = parts.netloc == value and not (set(value) & set("@ /?#\\")) and value.isascii() and value.isprintable()
+    return parts.hostname if plain else None
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

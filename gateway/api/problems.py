@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import BadRequest, GatewayError
+from gateway.traces import trace_of
 
 log = structlog.get_logger(__name__)
 
@@ -64,11 +65,11 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-async def on_bug(request: Request, error: Exception) -> Response:
+def bug_response(error: Exception, request_id: str, path: str) -> Response:
     """Our own mistake: the log has the trace, the client the id to ask for it."""
-    log.error("request failed", request_id=request_id_of(request), path=request.url.path, exc_info=error)
+    log.error("request failed", request_id=request_id, path=path[:200], trace=trace_of(error))
     told = GatewayError("something went wrong inside the gateway; the log has the reason under this request id")
-    return error_response(told, request_id_of(request))
+    return error_response(told, request_id)
 
 
 async def on_invalid(request: Request, error: Exception) -> Response:

@@ -12,13 +12,14 @@ from starlette.responses import Response
 from engines.contract import EngineError
 from gateway.api.access import needs
 from gateway.api.asked import plain, tools_of
-from gateway.api.body import parse_object, read_body, validated
+from gateway.api.body import json_object, validated
 from gateway.api.chat import idempotency_key_of
 from gateway.api.describe import answers, body_of
 from gateway.api.schemas import ReceiptShape, SessionCreate, SessionList, SessionPatch, SessionShape
 from gateway.api.shapes import receipt_json, session_json
 from gateway.api.state import Gateway, gateway_of
 from gateway.errors import BadRequest, Conflict, NotFound, PreconditionFailed, PreconditionRequired, Unprocessable
+from gateway.sessions.recognise import SESSION_KEY
 from gateway.store.records import (
     DuplicateId,
     NewSession,
@@ -49,10 +50,27 @@ def session_response(record: SessionRecord, status: int = 200) -> Response:
 
 
 async def session_of(gateway: Gateway, caller: Identity, session_id: str) -> SessionRecord:
-    session = await gateway.store.get_session(caller.tenant_id, session_id)
+    session = None
+    if SESSION_KEY.fullmatch(session_id):  # the database never sees what cannot be an id
+        session = await gateway.store.get_session(caller.tenant_id, session_id)
     if session is None:
-        raise NotFound(f"no session {session_id[:128]!r}", code="session_not_found", param="session_id")
+        raise no_session(session_id)
     return session
+
+
+def no_session(session_id: str) -> NotFound:
+    return NotFound(f"no session {session_id[:128]!r}", code="session_not_found", param="session_id")
+
+
+def check_served(gateway: Gateway, model: str | None) -> None:
+    """Raises NotFound for a model that none of the known replicas serves."""
+    served = gateway.fleet.models
+    if model is not None and served and model not in served:
+        raise NotFound(
+            f"the model {model[:100]!r} is not served here; served are: {', '.join(served)}",
+            code="model_not_found",
+            param="model",
+        )
 
 
 @router.post(
@@ -66,8 +84,9 @@ async def session_of(gateway: Gateway, caller: Identity, session_id: str) -> Ses
 async def create_session(request: Request, caller: Caller) -> Response:
     """With an Idempotency-Key a repeated request answers with the session that the first one made."""
     gateway = gateway_of(request)
-    body = await read_body(request, gateway.settings.max_body_bytes)
-    asked = validated(SessionCreate, parse_object(body) if body.strip() else {})
+    body, raw = await json_object(request, gateway.settings, empty=True)
+    asked = validated(SessionCreate, raw)
+    check_served(gateway, asked.model)
     key = idempotency_key_of(request)
     session_id = asked.id
     if session_id is None:
@@ -172,10 +191,11 @@ async def get_session(request: Request, caller: Caller, session_id: str) -> Resp
 async def patch_session(request: Request, caller: Caller, session_id: str) -> Response:
     """Needs If-Match with the session's ETag, so that no change of another client is lost."""
     gateway = gateway_of(request)
-    raw = parse_object(await read_body(request, gateway.settings.max_body_bytes))
+    _, raw = await json_object(request, gateway.settings)
     asked = validated(SessionPatch, raw)
     session = await session_of(gateway, caller, session_id)
     version = _version(request.headers.get("if-match"), session)
+    check_served(gateway, asked.model)
     changes = _changes(asked, raw, session, gateway)
     if not changes:
         return session_response(session)
@@ -186,7 +206,7 @@ async def patch_session(request: Request, caller: Caller, session_id: str) -> Re
             f"the session is at version {error.current}, not {version}", param="If-Match"
         ) from None
     if changed is None:
-        raise NotFound(f"no session {session_id[:128]!r}", code="session_not_found", param="session_id")
+        raise no_session(session_id)
     return session_response(changed)
 
 
@@ -248,9 +268,10 @@ async def delete_session(request: Request, caller: Caller, session_id: str) -> R
     """A running turn is stopped; turns, items, ids and events go, and so does the KV that the engines keep."""
     gateway = gateway_of(request)
     running = gateway.registry.of_session(caller.tenant_id, session_id)
+    await session_of(gateway, caller, session_id)
     receipt = await gateway.store.delete_session(caller.tenant_id, session_id)
     if receipt is None:
-        raise NotFound(f"no session {session_id[:128]!r}", code="session_not_found", param="session_id")
+        raise no_session(session_id)
     if running is not None:
         running.cancel("session_deleted")
         await running.wait_end()

@@ -8,6 +8,7 @@ An import checks every line before anything is written. Token ids are not export
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -42,6 +43,13 @@ STATUS: dict[str, TurnStatus] = {
     "in_progress": "incomplete",
 }
 LINES = "application/x-ndjson"
+IMPORT_TYPES = frozenset({LINES, "application/jsonl", "application/json"})
+HEAD_FIELDS = {"object", "format", "id", "model", "system", "tools", "title", "user_ref", "metadata", "policy"}
+HEAD_FIELDS |= {"head_turn_id", "created_at"}
+TURN_FIELDS = {"object", "id", "parent_id", "seq", "status", "model", "finish_reason", "input", "output", "usage"}
+TURN_FIELDS |= {"created_at"}
+COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
+MAX_TURNS = 10_000
 
 
 @router.get(
@@ -123,8 +131,9 @@ async def import_session(
 ) -> Response:
     """Tool calls and outputs are paired anew; token ids are made at the next turn. All or nothing."""
     gateway = gateway_of(request)
-    body = await read_body(request, gateway.settings.max_image_body_bytes)
-    head, turns = parse_lines(body)
+    limit, pause_s = gateway.settings.max_image_body_bytes, gateway.settings.body_timeout_s
+    body = await read_body(request, limit, pause_s=pause_s, types=IMPORT_TYPES)
+    head, turns = await asyncio.to_thread(parse_lines, body)
     new = _new_session(gateway, caller, head, id)
     try:
         made = await gateway.store.create_session(new)
@@ -159,6 +168,9 @@ def parse_lines(body: bytes) -> tuple[dict[str, Any], list[ImportedTurn]]:
     head = parse_object(lines[0])
     if head.get("object") != "session" or head.get("format") != FORMAT:
         raise BadRequest(f'line 1 must be the session, with "format": {FORMAT}', code="invalid_import")
+    _check_fields(head, HEAD_FIELDS, "line 1")
+    if len(lines) > MAX_TURNS + 1:
+        raise BadRequest(f"the file has {len(lines) - 1} turns of at most {MAX_TURNS}", code="invalid_import")
     known: dict[str, ImportedTurn] = {}
     for number, line in enumerate(lines[1:], 2):
         turn = _parse_turn(parse_object(line), known, number, str(head.get("model")))
@@ -171,15 +183,20 @@ def parse_lines(body: bytes) -> tuple[dict[str, Any], list[ImportedTurn]]:
 def _parse_turn(raw: Mapping[str, Any], known: Mapping[str, ImportedTurn], number: int, model: str) -> ImportedTurn:
     where = f"line {number}"
     turn_id, parent_id = raw.get("id"), raw.get("parent_id")
-    if raw.get("object") != "turn" or not isinstance(turn_id, str) or turn_id in known:
+    _check_fields(raw, TURN_FIELDS, where)
+    if raw.get("object") != "turn" or not isinstance(turn_id, str) or not turn_id or turn_id in known:
         raise BadRequest(f"{where} must be a turn with an id of its own", code="invalid_import")
-    if parent_id is not None and parent_id not in known:
+    if parent_id is not None and (not isinstance(parent_id, str) or parent_id not in known):
         raise BadRequest(f"{where}: parent_id names no earlier turn", code="invalid_import")
     status = STATUS.get(str(raw.get("status")))
     if status is None:
         raise BadRequest(f"{where}: status is completed, incomplete or failed", code="invalid_import")
     given = tuple(parse_items(raw.get("input"), param=f"{where}.input"))
+    if not isinstance(raw.get("output"), list | None):
+        raise BadRequest(f"{where}: output is a list of items", code="invalid_import")
     output = tuple(parse_items(raw["output"], param=f"{where}.output")) if raw.get("output") else ()
+    if not isinstance(raw.get("model"), str | None):
+        raise BadRequest(f"{where}: model is a string", code="invalid_import")
     waiting = dict(known[parent_id].open_calls) if parent_id is not None else {}
     check_pairs(waiting, given, param=f"{where}.input")
     answered = {item.payload["call_id"] for item in given if item.type == "function_call_output"}
@@ -190,18 +207,29 @@ def _parse_turn(raw: Mapping[str, Any], known: Mapping[str, ImportedTurn], numbe
         turn_id,
         parent_id,
         status,
-        str(raw.get("model") or model)[:256],
+        (raw.get("model") or model)[:256],
         reason[:64] if isinstance(reason, str) else None,
         given,
         output,
-        {k: v for k, v in usage.items() if isinstance(v, int)} if isinstance(usage, dict) else {},
+        _usage(usage) if isinstance(usage, dict) else {},
         calls,
     )
 
 
+def _check_fields(raw: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := next((name for name in raw if name not in known), None):
+        shown = unknown[:64]
+        raise BadRequest(f"{where}: {shown} is not a field here", code="unknown_field", param=shown)
+
+
+def _usage(raw: Mapping[str, Any]) -> dict[str, int]:
+    """The token counts among what the file says; other words are not ours."""
+    return {name: value for name in COUNTS if type(value := raw.get(name)) is int and 0 <= value < 2**53}
+
+
 def _new_session(gateway: Gateway, caller: Identity, head: Mapping[str, Any], new_id: str | None) -> NewSession:
     names = ("id", "model", "system", "tools", "title", "user_ref", "metadata", "policy")
-    asked = validated(SessionCreate, {k: head[k] for k in names if head.get(k)})
+    asked = validated(SessionCreate, {k: head[k] for k in names if head.get(k) is not None})
     if asked.model is None:
         raise BadRequest("line 1: model is missing", code="invalid_import")
     return NewSession(

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from gateway.api.access import needs
 from gateway.api.asked import choice_of, format_of, shape_of
-from gateway.api.body import parse_object, read_body, validated
+from gateway.api.body import json_object, validated
 from gateway.api.chat import idempotency_key_of
 from gateway.api.describe import answers, body_of
 from gateway.api.schemas import AnswerFields, Edit, Regenerate, TurnCreate, TurnList, TurnShape
@@ -24,7 +24,8 @@ from gateway.api.streams import Awaited, EventStream, event
 from gateway.errors import BadRequest, Conflict, NotFound, UpstreamFailed
 from gateway.sessions.command import Ask, Input, TurnCommand
 from gateway.sessions.events import event_json, event_type
-from gateway.sessions.items import parse_items
+from gateway.sessions.items import check_answerable, parse_items
+from gateway.sessions.recognise import SESSION_KEY
 from gateway.sessions.resume import resumed
 from gateway.sessions.run import TurnEnded, TurnRun
 from gateway.sessions.turn import start
@@ -47,8 +48,8 @@ async def create_turn(request: Request, caller: Caller, session_id: str) -> Resp
     """`input` is a user message, or a list of items. With `stream` the answer comes as events, each numbered; the last
     one is `session.turn.completed`, `.incomplete` or `.failed`."""
     gateway = gateway_of(request)
-    body = await read_body(request, gateway.settings.max_image_body_bytes)
-    asked = validated(TurnCreate, parse_object(body))
+    body, raw = await json_object(request, gateway.settings, images=True)
+    asked = validated(TurnCreate, raw)
     session = await session_of(gateway, caller, session_id)
     command = _command(request, gateway, session, asked, body, inputs_of(asked.input), asked.instructions)
     if asked.parent_turn_id is not None:
@@ -73,6 +74,7 @@ def inputs_of(value: Any) -> tuple[Input, ...]:
         found += [Input(item, mark) for item in items]
     if all(entry.ephemeral for entry in found):
         raise BadRequest("input holds only ephemeral items: nothing would be kept", param="input")
+    check_answerable([entry.item for entry in found], param="input")
     return tuple(found)
 
 
@@ -172,9 +174,10 @@ async def _events(run: TurnRun, after: int) -> AsyncGenerator[bytes, None]:
 
 async def turn_of(gateway: Gateway, session: SessionRecord, turn: str) -> TurnRecord:
     """By id, or by seq."""
+    record = None
     if turn.isascii() and turn.isdigit() and len(turn) < 16:
         record = await gateway.store.get_turn_by_seq(session.tenant_id, session.id, int(turn))
-    else:
+    elif SESSION_KEY.fullmatch(turn):
         record = await gateway.store.get_turn(session.tenant_id, session.id, turn)
     if record is None:
         raise NotFound(f"no turn {turn[:128]!r} in this session", code="turn_not_found", param="turn")
@@ -248,8 +251,8 @@ async def get_turn(
 async def regenerate(request: Request, caller: Caller, session_id: str, turn: str) -> Response:
     """The new turn becomes the head; the old one stays."""
     gateway = gateway_of(request)
-    body = await read_body(request, gateway.settings.max_body_bytes)
-    asked = validated(Regenerate, parse_object(body) if body.strip() else {})
+    body, raw = await json_object(request, gateway.settings, empty=True)
+    asked = validated(Regenerate, raw)
     session = await session_of(gateway, caller, session_id)
     record = await turn_of(gateway, session, turn)
     inputs = tuple(Input(item) for item in record.turn.input)
@@ -266,8 +269,8 @@ async def regenerate(request: Request, caller: Caller, session_id: str, turn: st
 )
 async def edit(request: Request, caller: Caller, session_id: str, turn: str) -> Response:
     gateway = gateway_of(request)
-    body = await read_body(request, gateway.settings.max_image_body_bytes)
-    asked = validated(Edit, parse_object(body))
+    body, raw = await json_object(request, gateway.settings, images=True)
+    asked = validated(Edit, raw)
     session = await session_of(gateway, caller, session_id)
     record = await turn_of(gateway, session, turn)
     command = _command(request, gateway, session, asked, body, inputs_of(asked.input), asked.instructions)

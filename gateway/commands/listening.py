@@ -19,6 +19,7 @@ from typing import Any
 
 import uvicorn
 
+from gateway.api.wire import BoundedHttp
 from gateway.commands.failure import CommandFailed, ExitCode
 
 STARTUP_FAILED = 3  # uvicorn's exit status when the lifespan did not start
@@ -59,7 +60,7 @@ def run_until_signal(app: Any, listener: socket.socket, *, grace_s: float, on_re
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttp,
         log_config=None,
         access_log=False,
         server_header=False,

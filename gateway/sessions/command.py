@@ -91,6 +91,7 @@ class TurnCommand:
     busy_is_stateless: bool = False  # history matching never answers 409: the turn then runs unsaved
     move_head: bool = True  # whether the turn becomes the session's head when it is answered
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    param: str = "input"  # what the client calls the new items: errors name it
 
 
 def grammar_of(response_format: Mapping[str, Any] | None) -> Grammar | None:

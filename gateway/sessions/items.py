@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import orjson
 
@@ -22,6 +22,7 @@ from gateway.errors import BadRequest, Unprocessable
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 EMPTY_MEANING = b"\0" * 32
+MAX_NAME = 256  # characters of a name or of a tool call's id
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 
 
@@ -57,8 +58,10 @@ def _items_of(msg: Mapping[str, Any], where: str) -> list[Item]:
     content = _checked_content(msg.get("content"), f"{where}.content")
     if role == "tool":
         call_id = msg.get("tool_call_id")
-        if not isinstance(call_id, str) or not call_id:
-            raise BadRequest(f"{where}.tool_call_id must be a string", param=f"{where}.tool_call_id")
+        if not _short(call_id):
+            raise BadRequest(
+                f"{where}.tool_call_id must be a string of 1 to {MAX_NAME} characters", param=f"{where}.tool_call_id"
+            )
         return [function_call_output(call_id, "" if content is None else content)]
     if role != "assistant":
         if content is None:
@@ -78,8 +81,8 @@ def _name_of(msg: Mapping[str, Any], where: str) -> dict[str, str]:
     name = msg.get("name")
     if name is None:
         return {}
-    if not isinstance(name, str) or len(name) > 256:
-        raise BadRequest(f"{where}.name must be a string of at most 256 characters", param=f"{where}.name")
+    if not _short(name):
+        raise BadRequest(f"{where}.name must be a string of 1 to {MAX_NAME} characters", param=f"{where}.name")
     return {"name": name}
 
 
@@ -90,6 +93,8 @@ def _checked_content(content: Any, where: str) -> Any:
         raise BadRequest(f"{where} must be a string or a list of parts", param=where)
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str):
+            raise BadRequest(f"{where}[{i}] must be an object with a type", param=f"{where}[{i}].type")
         if kind in _TEXT_PARTS:
             text = part.get("refusal" if kind == "refusal" else "text")
             if not isinstance(text, str):
@@ -118,13 +123,13 @@ def _tool_calls(calls: Any, where: str) -> list[Item]:
     for i, call in enumerate(calls):
         at = f"{where}.tool_calls[{i}]"
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRequest(f"{at}.function.name is missing", param=at)
+        if not isinstance(function, dict) or not _short(function.get("name")):
+            raise BadRequest(f"{at}.function.name must be a string of 1 to {MAX_NAME} characters", param=at)
         arguments = function.get("arguments", "")
         if not isinstance(arguments, str):
             raise BadRequest(f"{at}.function.arguments must be a string of JSON", param=f"{at}.function.arguments")
-        if not isinstance(call.get("id"), str) or not call["id"]:
-            raise BadRequest(f"{at}.id must be a string", param=f"{at}.id")
+        if not _short(call.get("id")):
+            raise BadRequest(f"{at}.id must be a string of 1 to {MAX_NAME} characters", param=f"{at}.id")
         out.append(function_call(call["id"], function["name"], arguments))
     return out
 
@@ -146,18 +151,40 @@ def parse_items(values: Any, *, param: str = "input", first: int = 0) -> list[It
         elif kind in ("function_call", "function_call_output"):
             out.append(_call_item(kind, value, where))
         elif kind == "reasoning":
-            out.append(Item("reasoning", dict(value)))
+            out.append(_reasoning_item(value, where))
         else:
             raise BadRequest(f"{where}.type {kind!r:.60} is not known here", param=f"{where}.type")
     return out
 
 
+def check_answerable(items: Sequence[Item], *, param: str) -> None:
+    """A turn ends in something to answer: raises BadRequest where its last item is the assistant's own."""
+    last = items[-1]
+    if last.type in ("function_call", "reasoning") or last.role == "assistant":
+        raise BadRequest("the last message is the assistant's: there is nothing to answer", param=param)
+
+
+def _short(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and 1 <= len(value) <= MAX_NAME
+
+
+def _reasoning_item(value: Mapping[str, Any], where: str) -> Item:
+    for name, kind in (("summary", "summary_text"), ("content", "reasoning_text")):
+        parts = value.get(name)
+        whole = isinstance(parts, list) and all(
+            isinstance(part, dict) and part.get("type") == kind and isinstance(part.get("text"), str) for part in parts
+        )
+        if parts is not None and not whole:
+            raise BadRequest(f"{where}.{name} must be a list of {kind} parts", param=f"{where}.{name}")
+    return Item("reasoning", dict(value))
+
+
 def _call_item(kind: str, value: Mapping[str, Any], where: str) -> Item:
-    if not isinstance(value.get("call_id"), str) or not value["call_id"]:
-        raise BadRequest(f"{where}.call_id must be a string", param=f"{where}.call_id")
+    if not _short(value.get("call_id")):
+        raise BadRequest(f"{where}.call_id must be a string of 1 to {MAX_NAME} characters", param=f"{where}.call_id")
     if kind == "function_call":
-        if not isinstance(value.get("name"), str) or not isinstance(value.get("arguments"), str):
-            raise BadRequest(f"{where} needs name and arguments, both strings", param=where)
+        if not _short(value.get("name")) or not isinstance(value.get("arguments"), str):
+            raise BadRequest(f"{where} needs name (at most {MAX_NAME} characters) and arguments, strings", param=where)
         return function_call(value["call_id"], value["name"], value["arguments"])
     output = _checked_content(value.get("output"), f"{where}.output")
     if output is None:

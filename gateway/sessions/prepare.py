@@ -21,7 +21,7 @@ from gateway.sessions.failures import overflow
 from gateway.sessions.history import History
 from gateway.sessions.items import has_images
 from gateway.sessions.models import Models
-from gateway.sessions.prompt import BuiltPrompt, build, chat_messages
+from gateway.sessions.prompt import BuiltPrompt, aside, build, chat_messages
 from gateway.sessions.tokens import ModelTokens
 from gateway.sessions.tool_choice import tool_grammar
 
@@ -43,7 +43,14 @@ class Prepared:
 
 
 async def prepare(
-    ask: Ask, history: History, *, fleet: Fleet, models: Models, session_name: str | None, default_max_tokens: int
+    ask: Ask,
+    history: History,
+    *,
+    fleet: Fleet,
+    models: Models,
+    session_name: str | None,
+    default_max_tokens: int,
+    param: str = "input",
 ) -> Prepared:
     """Raises NotFound (model), Unavailable (no replica), BadRequest (cannot be done; too long, with the numbers)."""
     placement = place(ask.model, history, fleet)
@@ -57,8 +64,8 @@ async def prepare(
     if mode == "ids":
         assert tokens is not None
         assert format is not None
-        return await _by_ids(ask, history, placement, tokens, format, caps, session_name, default_max_tokens)
-    return await _by_chat(ask, history, placement, caps, models.tokens(ask.model), default_max_tokens)
+        return await _by_ids(ask, history, placement, tokens, format, caps, session_name, default_max_tokens, param)
+    return await _by_chat(ask, history, placement, caps, models.tokens(ask.model), default_max_tokens, param)
 
 
 def place(model: str, history: History, fleet: Fleet, tried: Sequence[str] = ()) -> Placement:
@@ -112,6 +119,7 @@ async def _by_ids(
     caps: Capabilities,
     session_name: str | None,
     default_max_tokens: int,
+    param: str,
 ) -> Prepared:
     if not format.supports(tools=bool(ask.tools), reasoning=False):
         raise BadRequest(
@@ -128,7 +136,7 @@ async def _by_ids(
     built = await build(tokens, ask, history.head, session=session_name)
     window = min(tokens.window, caps.window or tokens.window)
     if built.ids.num_tokens >= window:
-        raise overflow(prompt_tokens=built.ids.num_tokens, window=window, asked=ask.shape.max_tokens)
+        raise overflow(prompt_tokens=built.ids.num_tokens, window=window, asked=ask.shape.max_tokens, param=param)
     grammar = grammar_of(ask.response_format) or tool_grammar(tokens, ask.tools, ask.tool_choice)
     sampling = sampling_of(
         ask.shape, window, built.ids.num_tokens, default_max_tokens, stop_ids=tokens.stop_ids, grammar=grammar
@@ -146,13 +154,16 @@ async def _by_chat(
     caps: Capabilities,
     tokens: ModelTokens | None,
     default_max_tokens: int,
+    param: str,
 ) -> Prepared:
     messages = chat_messages(ask, await history.head.load_items())
-    counted = tokens.count_messages(messages, tools=ask.tools) if tokens is not None else 0
+    counted = 0
+    if tokens is not None:
+        counted = await aside(lambda: tokens.count_messages(messages, tools=ask.tools), messages)
     estimate = counted or history.used_tokens
     window = caps.window
     if window is not None and counted >= window:
-        raise overflow(prompt_tokens=counted, window=window, asked=ask.shape.max_tokens)
+        raise overflow(prompt_tokens=counted, window=window, asked=ask.shape.max_tokens, param=param)
     prompt = ChatPrompt(
         messages=messages,
         tools=ask.tools,

@@ -9,10 +9,11 @@ One function builds what is sent and what `GET .../context` shows. Knows no repl
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from compression.conversation import Item
 from engines.contract import EMPTY_DIGEST, Base, IdsPrompt, chain_digest
@@ -23,6 +24,8 @@ from gateway.sessions.tokens import ModelTokens, Tail
 from gateway.store.records import TurnTokens
 
 ID_BYTES = 4  # u32
+LONG = 16_384  # characters; rendering and encoding more takes milliseconds, and is done in a thread
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +122,16 @@ async def _extended(
         tuple(head.calls),
         head.foreign_end,
     )
-    kept = model.extend(messages_from_items(ask.kept), after=tail, tools=ask.tools, options=options)
+    new = messages_from_items(ask.kept)
+    kept = await aside(lambda: model.extend(new, after=tail, tools=ask.tools, options=options), new)
     if kept is None:
         return None
     sent = kept
     if ask.has_ephemeral or ask.instructions is not None:
         with_instructions = _with_instructions(messages_from_items(ask.sent), ask.instructions)
-        extended = model.extend(with_instructions, after=tail, tools=ask.tools, options=options)
+        extended = await aside(
+            lambda: model.extend(with_instructions, after=tail, tools=ask.tools, options=options), with_instructions
+        )
         if extended is None:
             return None
         sent = extended
@@ -159,13 +165,17 @@ async def _rendered_anew(
 ) -> BuiltPrompt:
     history = tuple(await head.load_items())
     system = [{"role": "system", "content": ask.system}] if ask.system is not None else []
-    kept = model.render(system + messages_from_items(history + ask.kept), tools=ask.tools, options=options)
+    whole_kept = system + messages_from_items(history + ask.kept)
+    kept = await aside(lambda: model.render(whole_kept, tools=ask.tools, options=options), whole_kept)
     sent = kept
     if ask.has_ephemeral or ask.instructions is not None:
         new = _with_instructions(messages_from_items(ask.sent), ask.instructions)
-        sent = model.render(system + messages_from_items(history) + new, tools=ask.tools, options=options)
+        whole_sent = system + messages_from_items(history) + new
+        sent = await aside(lambda: model.render(whole_sent, tools=ask.tools, options=options), whole_sent)
     previous = await head.load_ids()
-    report = prefix_report(previous, kept, decode=model.decode, hints=_hints(head, fingerprint))
+    report = await aside(
+        lambda: prefix_report(previous, kept, decode=model.decode, hints=_hints(head, fingerprint)), whole_kept
+    )
     base_tokens = report.reused_tokens
 
     async def whole() -> bytes:
@@ -180,6 +190,26 @@ async def _rendered_anew(
         kept_tokens=len(kept) // ID_BYTES,
         report=asdict(report),
     )
+
+
+async def aside(work: Callable[[], T], messages: Sequence[Mapping[str, Any]]) -> T:
+    """`work` over these messages: here where they are short, in a thread where they are long or many."""
+    return await asyncio.to_thread(work) if text_size(messages, LONG) >= LONG else work()
+
+
+def text_size(value: Any, enough: int) -> int:
+    """Characters of all strings within, 32 more for each value; counted no further than to `enough`."""
+    size, left = 0, [value]
+    while left and size < enough:
+        found = left.pop()
+        size += 32
+        if isinstance(found, str):
+            size += len(found)
+        elif isinstance(found, Mapping):
+            left.extend(found.values())
+        elif isinstance(found, list | tuple):
+            left.extend(found)
+    return size
 
 
 def _hints(head: Head, fingerprint: str) -> tuple[Cause, ...]:

@@ -18,6 +18,7 @@ import structlog
 from gateway.background import repeated
 from gateway.sessions.run import TurnRun
 from gateway.store.sessions import Store
+from gateway.traces import trace_of
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +56,7 @@ class Registry:
     def _left(self, run: TurnRun, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
-            log.error("a turn failed inside the gateway", turn_id=run.turn_id, exc_info=bug)
+            log.error("a turn failed inside the gateway", turn_id=run.turn_id, trace=trace_of(bug))
         self.on_ended(run)
         self._running.pop(run.turn_id, None)
         if run.session_id is not None and self._by_session.get((run.tenant_id, run.session_id)) is run:

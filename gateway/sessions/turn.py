@@ -15,8 +15,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import structlog
+
 from engines.contract import ChatPrompt, EngineError, EngineLost, EngineUnreachable, GenerateRequest
-from gateway.errors import GatewayError, NotFound, SessionBusy, Unprocessable
+from gateway.errors import BadRequest, GatewayError, NotFound, SessionBusy, Unprocessable
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.placement import Placement
 from gateway.sessions.answer import AnswerParser
@@ -47,6 +49,8 @@ from gateway.store.records import (
 from gateway.store.sessions import Store
 
 FOLLOW_S = 0.15  # how often the store is asked whether another gateway's turn has ended
+log = structlog.get_logger(__name__)
+
 HEAD_TRIES = 5  # a head that moves between reading and transaction 1 is read again this often
 COMMIT_RETRY_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # a database that went away gets this long to take the answer
 
@@ -78,7 +82,7 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
         history = await _history(room, command, known)
         command = _current(command, history)
         assert command.session_id is not None
-        check_pairs(history.open_calls, command.ask.kept)
+        check_pairs(history.open_calls, command.ask.kept, param=command.param)
         name = room.session_name(command.tenant_id, command.session_id)
         prepared = await _prepare(room, command, history, name)
         # once it is asked for, the turn begins and runs, whether or not the client is there to hear of it
@@ -139,6 +143,7 @@ async def _prepare(room: TurnRoom, command: TurnCommand, history: History, name:
         models=room.models,
         session_name=name,
         default_max_tokens=room.max_output_tokens,
+        param=command.param,
     )
 
 
@@ -211,7 +216,7 @@ async def _start_stateless(room: TurnRoom, command: TurnCommand) -> TurnRun:
     if command.session_id is not None and command.parent is not None:
         history = await _history(room, command)
     else:
-        check_pairs({}, command.ask.kept)
+        check_pairs({}, command.ask.kept, param=command.param)
     prepared = await _prepare(room, unsaved, history, None)
     return _launch(room, unsaved, history, prepared, None)
 
@@ -364,6 +369,8 @@ class _Work:
         metadata = self.metadata(self.placement)
         if self.command.session_id is None or result.code == "lease_lost":
             return self._ended(result, metadata)
+        if isinstance(self.error, BadRequest) and not self.reader.started:
+            return await self._refused(result, metadata)
         write = finish_turn(
             self.command, self.history, self.prepared, self.run, self.reader, result, self.placement, self.usage()
         )
@@ -379,6 +386,17 @@ class _Work:
                     return self._ended(result.failed("not_persisted", f"the answer could not be stored: {error}"), {})
                 await asyncio.sleep(pause_s)
         raise AssertionError("unreachable")
+
+    async def _refused(self, result: Outcome, metadata: Mapping[str, Any]) -> TurnEnded:
+        """The engine does not take what was asked: as with any other wrong request, nothing of it stays."""
+        assert self.command.session_id is not None
+        try:
+            await self.room.store.release_turn(
+                self.command.tenant_id, self.command.session_id, self.run.turn_id, self.run.fence
+            )
+        except (LeaseLost, StoreUnavailable) as error:
+            log.warning("a refused turn stays until its lease ends", turn_id=self.run.turn_id, reason=str(error))
+        return self._ended(result, metadata)
 
     def notes(self) -> dict[str, Any]:
         """How the turn went out."""

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from engines.contract import Engine
 from engines.echo import ECHO_MODEL_DIR, EchoEngine
+from gateway.api.wire import BoundedHttp
 from gateway.app import create_app
 from gateway.settings import Settings
 
@@ -57,7 +58,9 @@ async def live_gateway(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=2))
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=BoundedHttp, log_config=None, access_log=False, timeout_graceful_shutdown=2)
+        )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             while not server.started:
