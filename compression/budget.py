@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TRIGGER = 0.70  # compact when prompt and answer's reserve pass this share of the window
-TARGET = 0.40  # and compact down to this share, so that the next turns need not
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,8 +116,9 @@ class Settings(BaseSettings):
     max_output_tokens: int = Field(
         1024, ge=1, description="Longest answer where the request names no limit, in tokens."
     )
-    trigger_ratio: Ratio = Field(0.70, description="Share of the window at which a session is due for compaction.")
-    target_ratio: Ratio = Field(0.40, description="Share of the window that compaction aims at; under `trigger_ratio`.")
+    trigger_ratio: Ratio = Field(
+        0.70, description="Share of the window past which a session is reported as due for compaction."
+    )
 
     # limits
     max_body_bytes: int = Field(2 * MIB, ge=1024, description="Largest request body, in bytes.")
@@ -243,8 +244,6 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"auth is off and host is {self.host}, which others can reach: turn auth on, or listen on 127.0.0.1"
             )
-        if self.target_ratio >= self.trigger_ratio:
-            raise ValueError(f"target_ratio {self.target_ratio} must be under trigger_ratio {self.trigger_ratio}")
         if self.lease_renew_s > self.lease_s / 2:
             raise ValueError(f"lease_renew_s {self.lease_renew_s} must be at most half of lease_s {self.lease_s}")
         return self

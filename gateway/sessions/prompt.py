@@ -121,6 +121,7 @@ async def _extended(
         bool(head.calls),
         tuple(head.calls),
         head.foreign_end,
+        system=ask.system is not None,
     )
     new = messages_from_items(ask.kept)
     kept = await aside(lambda: model.extend(new, after=tail, tools=ask.tools, options=options), new)

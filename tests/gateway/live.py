@@ -51,10 +51,13 @@ class Live:
 
 @asynccontextmanager
 async def live_gateway(
-    folder: Path, engines: Mapping[str, Engine] | None = None, **settings: Any
+    folder: Path, engines: Mapping[str, Engine] | None = None, *, embed: bool = True, **settings: Any
 ) -> AsyncIterator[Live]:
+    """`embed`: with no engines named, an EchoEngine in process; else what `upstreams` in the settings says."""
+    if engines is None and embed:
+        engines = {"echo": EchoEngine()}
     given = {"data_dir": folder, "auth": False, "tokenizers": {MODEL: ECHO_MODEL_DIR}, "grace_s": 2.0, **settings}
-    app = create_app(Settings(**given), engines=engines if engines is not None else {"echo": EchoEngine()})
+    app = create_app(Settings(**given), engines=engines)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
