@@ -1,21 +1,21 @@
-"""Speaks to a gateway's session API, for the commands that do. Knows no database and no terminal.
+"""Speaks to a gateway's session API, for the commands that do, on httpx. Knows no database and no terminal.
 
 The HTTP client is imported when one is made: the other words of the command do without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import orjson
 
-from engines.contract import EngineError
 from engines.remote.sse import SseParser
 
 if TYPE_CHECKING:
-    from engines.remote.http import ByteStream, Reply
+    import httpx
 
 
 class Unreachable(Exception):
@@ -36,11 +36,15 @@ class GatewayClient:
     """A connection to one gateway, as one API key. Closed by `aclose`."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        from engines.remote.http import Timeouts, Upstream
+        import httpx
 
-        patient = Timeouts(connect_s=5.0, first_delta_s=900.0, idle_s=120.0, total_s=7200.0, probe_s=60.0)
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._http = Upstream(self.url, name=self.url, api_key=api_key, timeouts=patient)
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        patient = httpx.Timeout(connect=5.0, read=900.0, write=60.0, pool=60.0)
+        try:
+            self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=patient, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise Unreachable(f"{url!r} is no URL: {error}") from error
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -50,46 +54,44 @@ class GatewayClient:
         return orjson.loads(await self.get_bytes(path, **query))
 
     async def get_bytes(self, path: str, **query: str | int | None) -> bytes:
-        wanted = {name: value for name, value in query.items() if value is not None}
-        return _body(await _told(self._http.get(f"{path}?{urlencode(wanted)}" if wanted else path)))
+        return await self._body("GET", path, params={name: v for name, v in query.items() if v is not None})
 
     async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return orjson.loads(_body(await _told(self._http.post(path, orjson.dumps(body)))))
+        return orjson.loads(await self._body("POST", path, content=orjson.dumps(body)))
 
     async def delete(self, path: str) -> Any:
-        return orjson.loads(_body(await _told(self._http.delete(path))) or b"null")
+        return orjson.loads(await self._body("DELETE", path) or b"null")
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The JSON events of a streamed POST, in order. Raises Unreachable, Refused."""
-        stream: ByteStream = await _told(self._http.open(path, orjson.dumps(body)))
-        try:
-            if stream.status >= 400:
-                raise _refused(stream.status, await _told(stream.read_all()))
-            stream.begun()
+        async with self._told(), self._http.stream("POST", path, content=orjson.dumps(body)) as response:
+            if response.status_code >= 400:
+                raise _refused(response.status_code, await response.aread())
             parser = SseParser()
-            while chunk := await _told(stream.read()):
+            async for chunk in response.aiter_raw():
                 for event in parser.feed(chunk):
                     if event.data != b"[DONE]":
                         yield orjson.loads(event.data)
-        finally:
-            stream.close()
+
+    async def _body(self, method: str, path: str, **more: Any) -> bytes:
+        async with self._told():
+            response: httpx.Response = await self._http.request(method, path, **more)
+        if response.status_code >= 400:
+            raise _refused(response.status_code, response.content)
+        return response.content
+
+    @asynccontextmanager
+    async def _told(self) -> AsyncIterator[None]:
+        import httpx
+
+        try:
+            yield
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise Unreachable(f"{self.url}: {error or type(error).__name__}") from error
 
 
 def session_path(session_id: str, *rest: str) -> str:
     return "/".join(["/v1/sessions", quote(session_id, safe=""), *rest])
-
-
-async def _told(work: Any) -> Any:
-    try:
-        return await work
-    except EngineError as error:
-        raise Unreachable(str(error)) from error
-
-
-def _body(reply: Reply) -> bytes:
-    if reply.status >= 400:
-        raise _refused(reply.status, reply.body)
-    return reply.body
 
 
 def _refused(status: int, body: bytes) -> Refused:

@@ -52,9 +52,11 @@ def test_torch_is_in_no_base_dependency_and_pinned_in_the_engine_extra() -> None
     assert f"torch=={TORCH}" in PROJECT["project"]["optional-dependencies"]["engine"]
 
 
-def test_the_http_client_is_imported_in_one_module() -> None:
-    importers = [relative(path) for path, tree in sources() if imported(tree) & HTTP_CLIENTS]
-    assert importers == ["engines/remote/http.py"]
+def test_each_http_client_is_imported_in_one_module() -> None:
+    """aiohttp towards the engines, where its CPU counts; httpx for the commands that are clients of a gateway."""
+    importers = {relative(path): imported(tree) & HTTP_CLIENTS for path, tree in sources()}
+    found = {path: clients for path, clients in importers.items() if clients}
+    assert found == {"engines/remote/http.py": {"aiohttp"}, "gateway/client.py": {"httpx"}}
 
 
 def test_torch_is_imported_only_below_engines_local() -> None:
