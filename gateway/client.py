@@ -41,10 +41,12 @@ class GatewayClient:
         self.url = url.rstrip("/").removesuffix("/v1")
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
         patient = httpx.Timeout(connect=5.0, read=900.0, write=60.0, pool=60.0)
+        if not self.url.startswith(("http://", "https://")):
+            raise Unreachable(f"a gateway's URL is written http://HOST:PORT, not {url!r}")
         try:
             self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=patient, trust_env=False)
         except httpx.InvalidURL as error:
-            raise Unreachable(f"{url!r} is no URL: {error}") from error
+            raise Unreachable(f"a gateway's URL is written http://HOST:PORT, not {url!r} ({error})") from error
 
     async def aclose(self) -> None:
         await self._http.aclose()
