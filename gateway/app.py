@@ -43,7 +43,7 @@ from gateway.sessions.turn import TurnRoom
 from gateway.settings import Settings
 from gateway.store.schema import migrate
 from gateway.store.sessions import Store, open_store
-from gateway.tenancy import affinity, cache_salt
+from gateway.tenancy import affinities, cache_salt
 
 log = structlog.get_logger(__name__)
 
@@ -104,7 +104,7 @@ async def _wire(
     models = Models(folders=settings.tokenizers, cache_dir=settings.data_dir / "tokenizers")
     fleet = Fleet(clock=time.monotonic, on_probed=models.learn)
     owner = f"{settings.gateway_name}/{epoch}"
-    registry = Registry(store, owner=owner, lease_s=settings.lease_s, renew_s=settings.lease_renew_s)
+    registry = Registry(store, owner=owner, lease_s=settings.lease_s, renew_s=settings.lease_renew_s, clock=clock)
     registry.on_ended = app.state.metrics.turn_ended
     new_id = id_maker(clock)
     salts: dict[str, str] = {}
@@ -115,8 +115,8 @@ async def _wire(
         registry=registry,
         clock=clock,
         new_id=new_id,
-        session_name=lambda tenant, session: affinity(secret, tenant, session),
-        cache_salt=lambda tenant: salts.setdefault(tenant, cache_salt(secret, tenant)),
+        session_name=affinities(secret),
+        cache_salt=lambda tenant: salts.get(tenant) or salts.setdefault(tenant, cache_salt(secret, tenant)),
         lease_s=settings.lease_s,
         max_output_tokens=settings.max_output_tokens,
     )
@@ -125,7 +125,7 @@ async def _wire(
     await _join_engines(settings, engines, fleet, stack)
     await stack.enter_async_context(registry.leases_kept())
     stack.push_async_callback(registry.drain, settings.grace_s)  # turns end while their leases are still renewed
-    sweep = partial(_sweep, store, settings, clock)
+    sweep = partial(_sweep, store, registry, settings, clock)
     await stack.enter_async_context(repeated(sweep, every_s=SWEEP_EVERY_S, name="store-sweep"))
     return Gateway(
         settings=settings,
@@ -210,10 +210,11 @@ def engine_arguments(settings: Settings) -> list[str]:
     return [*arguments, "--threads", str(threads)]
 
 
-async def _sweep(store: Store, settings: Settings, clock: Callable[[], float]) -> None:
+async def _sweep(store: Store, registry: Registry, settings: Settings, clock: Callable[[], float]) -> None:
     """Expired sessions erased, dead leases ended, old events and idempotency keys let go."""
     await store.lapse_leases()
-    await store.erase_expired()
+    for tenant_id, receipt in await store.erase_expired():
+        registry.forget(tenant_id, receipt.session_id)
     await store.purge_events(clock() - settings.stream_retention_s)
     await store.forget_keys(clock() - settings.idempotency_ttl_s)
     await store.flush_keys()

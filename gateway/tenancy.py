@@ -104,7 +104,13 @@ def cache_salt(secret: bytes, tenant_id: str) -> str:
 
 def affinity(secret: bytes, tenant_id: str, session_id: str) -> str:
     """A session's name towards replicas, 43 characters: opaque, and never that of another tenant's session."""
-    return _name(derive(secret, "affinity"), tenant_id, session_id)
+    return affinities(secret)(tenant_id, session_id)
+
+
+def affinities(secret: bytes) -> Callable[[str, str], str]:
+    """`affinity` for a gateway that asks for one every turn: the key is derived once."""
+    key = derive(secret, "affinity")
+    return lambda tenant_id, session_id: _name(key, tenant_id, session_id)
 
 
 def _name(key: bytes, *parts: str) -> str:

@@ -23,7 +23,7 @@ from gateway.errors import BadRequest, UpstreamFailed
 from gateway.sessions.command import Ask, Input, TurnCommand
 from gateway.sessions.events import logprob_json
 from gateway.sessions.items import check_answerable, items_from_messages, split_system
-from gateway.sessions.recognise import find_chain, history_mode, is_side_task, session_key
+from gateway.sessions.recognise import chain_to, find_chain, history_mode, is_side_task, session_key
 from gateway.sessions.run import Piece, TurnEnded, TurnRun, TurnStarted
 from gateway.sessions.turn import start
 from gateway.settings import HistoryMode
@@ -174,8 +174,14 @@ async def _matched(gateway: Gateway, command: TurnCommand, user_ref: str | None)
 
 async def _keyed(gateway: Gateway, command: TurnCommand, key: str, mode: str, user_ref: str | None) -> TurnCommand:
     ask, tenant = command.ask, command.tenant_id
-    session = await gateway.store.get_session(tenant, key)
-    keyed = replace(command, session_id=key, create=_new_session(key, command, "chat", user_ref))
+    known = gateway.registry.heads.get(tenant, key)
+    session = known.session if known is not None else await gateway.store.get_session(tenant, key)
+    keyed = replace(
+        command,
+        session_id=key,
+        create=_new_session(key, command, "chat", user_ref),
+        again=lambda: _keyed(gateway, command, key, mode, user_ref),
+    )
     if session is None:
         return keyed
     if mode == "append":
@@ -185,11 +191,14 @@ async def _keyed(gateway: Gateway, command: TurnCommand, key: str, mode: str, us
             return replace(ask, system=system, tools=ask.tools or tuple(dict(tool) for tool in session.tools))
 
         return replace(keyed, ask=ask_of(session), version=session.version, ask_of=ask_of)
-    chain = await find_chain(gateway.store, tenant, session.user_ref, ask.system, ask.kept, session_id=key)
+    chain = chain_to(known.last, ask.system, ask.kept) if known is not None else None
+    if chain is None:
+        chain = await find_chain(gateway.store, tenant, session.user_ref, ask.system, ask.kept, session_id=key)
     if chain is None:
         return replace(keyed, parent=None)
     parent = HEAD if chain.turn_id == session.head_turn_id else chain.turn_id
-    return replace(keyed, ask=replace(ask, input=ask.input[chain.length :]), parent=parent)
+    follows = chain.turn_id if parent == HEAD else None
+    return replace(keyed, ask=replace(ask, input=ask.input[chain.length :]), parent=parent, follows=follows)
 
 
 def _new_session(session_id: str, command: TurnCommand, origin: Any, user_ref: str | None) -> NewSession:

@@ -201,6 +201,7 @@ async def patch_session(request: Request, caller: Caller, session_id: str) -> Re
         return session_response(session)
     try:
         changed = await gateway.store.update_session(caller.tenant_id, session_id, version, SessionChanges(changes))
+        gateway.registry.heads.forget(caller.tenant_id, session_id)
     except VersionConflict as error:
         raise PreconditionFailed(
             f"the session is at version {error.current}, not {version}", param="If-Match"
@@ -255,6 +256,7 @@ async def archive_session(request: Request, caller: Caller, session_id: str) -> 
     if session.archived_at is None:
         change = SessionChanges({"archived_at": gateway.clock()})
         session = await gateway.store.update_session(caller.tenant_id, session_id, None, change) or session
+        gateway.registry.heads.forget(caller.tenant_id, session_id)
     return session_response(session)
 
 

@@ -50,7 +50,8 @@ async def create_turn(request: Request, caller: Caller, session_id: str) -> Resp
     gateway = gateway_of(request)
     body, raw = await json_object(request, gateway.settings, images=True)
     asked = validated(TurnCreate, raw)
-    session = await session_of(gateway, caller, session_id)
+    known = gateway.registry.heads.get(caller.tenant_id, session_id)
+    session = known.session if known is not None else await session_of(gateway, caller, session_id)
     command = _command(request, gateway, session, asked, body, inputs_of(asked.input), asked.instructions)
     if asked.parent_turn_id is not None:
         parent = await turn_of(gateway, session, asked.parent_turn_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -74,13 +74,17 @@ class Ask:
 class TurnCommand:
     """A turn to run: stateless where `session_id` is None, else stored under the session.
 
-    `ask` was made of the session at `version`; where a PATCH came in between, `ask_of` makes it anew.
+    `ask` was made of the session at `version`; where a PATCH came in between, `ask_of` makes it anew. Where the
+    session is another than it was taken for (its head moved, it is gone), `again` makes the whole command anew;
+    `follows` is the turn that `ask` goes on from, where that matters.
     """
 
     tenant_id: str
     ask: Ask
     version: int | None = None
     ask_of: Callable[[SessionRecord], Ask] | None = None
+    follows: str | None = None
+    again: Callable[[], Awaitable[TurnCommand]] | None = None
     session_id: str | None = None
     create: NewSession | None = None
     parent: str | None = HEAD

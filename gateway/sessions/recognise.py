@@ -16,6 +16,7 @@ from typing import Any, Literal
 from compression.conversation import Item
 from gateway.errors import BadRequest
 from gateway.sessions.items import meaning, root_meaning
+from gateway.store.records import TurnRecord
 from gateway.store.sessions import Store
 
 Mode = Literal["off", "match", "append", "replace"]
@@ -106,6 +107,16 @@ def prefixes(system: str | None, items: Sequence[Item]) -> list[tuple[bytes, int
 
 def _is_answer(item: Item) -> bool:
     return item.type in ("function_call", "reasoning") or (item.type == "message" and item.role == "assistant")
+
+
+def chain_to(
+    last: TurnRecord, system: str | None, items: Sequence[Item], *, origin_matched: bool = False
+) -> Chain | None:
+    """The chain that ends with `last`, where that is the longest prefix of `items` that could be known."""
+    known = prefixes(system, items)
+    if not known or last.meaning != known[-1][0]:
+        return None
+    return Chain(last.session_id, last.turn.id, origin_matched, known[-1][1])
 
 
 async def find_chain(

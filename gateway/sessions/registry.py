@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import structlog
 
 from gateway.background import repeated
+from gateway.sessions.heads import Heads
 from gateway.sessions.run import TurnRun
 from gateway.store.sessions import Store
 from gateway.traces import trace_of
@@ -32,8 +33,11 @@ T = TypeVar("T")
 class Registry:
     """`owner` is "<gateway name>/<boot epoch>": a restarted gateway is another owner and voids what it left."""
 
-    def __init__(self, store: Store, *, owner: str, lease_s: float, renew_s: float) -> None:
+    def __init__(
+        self, store: Store, *, owner: str, lease_s: float, renew_s: float, clock: Callable[[], float] = time.time
+    ) -> None:
         self.owner = owner
+        self.heads = Heads(clock)
         self._store = store
         self._lease_s = lease_s
         self._renew_s = renew_s
@@ -91,6 +95,7 @@ class Registry:
 
     def forget(self, tenant_id: str, session_id: str) -> None:
         """Keep nothing of a deleted session in memory."""
+        self.heads.forget(tenant_id, session_id)
         for turn_id in [t for t, r in self._ended.items() if (r.tenant_id, r.session_id) == (tenant_id, session_id)]:
             del self._ended[turn_id]
 

@@ -25,7 +25,8 @@ from gateway.sessions.answer import AnswerParser
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.events import EventLog
 from gateway.sessions.failures import from_engine
-from gateway.sessions.history import History, load
+from gateway.sessions.heads import standing
+from gateway.sessions.history import History, after_turn, load
 from gateway.sessions.items import check_pairs
 from gateway.sessions.models import Models
 from gateway.sessions.outcome import Outcome, as_failure, finish_turn, outcome
@@ -39,6 +40,7 @@ from gateway.store.records import (
     BeginTurn,
     Begun,
     Busy,
+    FinishTurn,
     HeadMoved,
     Known,
     LeaseLost,
@@ -80,6 +82,9 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
         if known is not None and (run := await _attach(room, command, known)) is not None:
             return run
         history = await _history(room, command, known)
+        if command.again is not None and command.follows not in (None, history.head.turn_id):
+            command = await command.again()  # another turn came in between
+            continue
         command = _current(command, history)
         assert command.session_id is not None
         check_pairs(history.open_calls, command.ask.kept, param=command.param)
@@ -96,10 +101,14 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
                 "this session is answering another turn; send the next one when it is done",
                 retry_after_s=max(1.0, round(outcome_.retry_after_s)),
             )
-        if isinstance(outcome_, NoSession):
-            raise NotFound(f"no session {command.session_id[:64]!r}", code="session_not_found")
         if isinstance(outcome_, Known):
             known = outcome_.turn
+            continue
+        remembered = room.registry.heads.forget(command.tenant_id, command.session_id)
+        if isinstance(outcome_, NoSession) and not remembered:
+            raise NotFound(f"no session {command.session_id[:64]!r}", code="session_not_found")
+        if command.again is not None:
+            command = await command.again()
     raise SessionBusy("other turns keep moving this session's head; try again", retry_after_s=1.0)
 
 
@@ -126,6 +135,9 @@ def _current(command: TurnCommand, history: History) -> TurnCommand:
 async def _history(room: TurnRoom, command: TurnCommand, again: TurnRecord | None = None) -> History:
     """What the turn goes on from. One that runs `again` starts at its own parent, though its partial answer is head."""
     assert command.session_id is not None
+    known = room.registry.heads.get(command.tenant_id, command.session_id) if again is None else None
+    if known is not None and command.parent in (HEAD, known.last.turn.id):
+        return after_turn(room.store, known.session, known.last)
     session = await room.store.get_session(command.tenant_id, command.session_id)
     if session is not None:
         own = again is not None and command.parent == HEAD and session.head_turn_id == again.turn.id
@@ -378,6 +390,7 @@ class _Work:
         for pause_s in (*COMMIT_RETRY_S, None):
             try:
                 await self.room.store.finish_turn(write)
+                self._remember(write)
                 return self._ended(result, metadata)
             except LeaseLost:
                 return self._ended(result.failed("lease_lost", "another gateway took this session over"), metadata)
@@ -397,6 +410,15 @@ class _Work:
         except (LeaseLost, StoreUnavailable) as error:
             log.warning("a refused turn stays until its lease ends", turn_id=self.run.turn_id, reason=str(error))
         return self._ended(result, metadata)
+
+    def _remember(self, write: FinishTurn) -> None:
+        """Where the session stands now, for its next turn. A session that was made with this turn is read once."""
+        heads, session = self.room.registry.heads, self.history.session
+        if session is None or not write.move_head or self.seq is None:
+            heads.forget(write.tenant_id, write.session_id)
+            return
+        parent_id, now = self.history.head.turn_id, self.room.clock()
+        heads.put(standing(session, self.command, write, parent_id=parent_id, seq=self.seq, now=now))
 
     def notes(self) -> dict[str, Any]:
         """How the turn went out."""
