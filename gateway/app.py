@@ -27,6 +27,7 @@ from engines.remote.http import Timeouts
 from gateway.api import admin, chat, context, health, sessions, transfer, turns
 from gateway.api.access import Access
 from gateway.api.edge import Edge
+from gateway.api.openapi import describer
 from gateway.api.problems import on_gateway_error, on_http_error, on_invalid
 from gateway.api.state import Gateway
 from gateway.background import repeated
@@ -69,7 +70,15 @@ def create_app(
             yield
             app.state.stopping = True
 
-    app = FastAPI(title="Turnkeep", version="0.1.0", description=DESCRIPTION, lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="Turnkeep",
+        version="0.1.0",
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.openapi = describer(app)  # type: ignore[method-assign]
     app.state.stopping = False
     app.state.metrics = Metrics()
     for module in (chat, transfer, context, sessions, turns, health, admin):

@@ -61,7 +61,7 @@ async def context(
     request: Request,
     caller: Caller,
     session_id: str,
-    draft: Annotated[str, Query(max_length=100_000, description="A user message to add.")] = "",
+    draft: Annotated[str, Query(max_length=4000, description="A user message to add; `count` takes longer ones.")] = "",
 ) -> Response:
     """The messages, tokens and prefix of the next prompt, from the function that sends it."""
     gateway = gateway_of(request)

@@ -14,12 +14,14 @@ MEANS = {
     401: "No valid API key.",
     403: "The key lacks the scope.",
     404: "Not found, or another tenant's.",
+    408: "The body pauses, or comes too slowly.",
     409: "The session is answering another turn (`session_busy`), or the id is taken.",
     412: "The version in If-Match is not the current one.",
     413: "The body has too many bytes.",
     415: "The body has a content-encoding.",
     422: "Idempotency key reused with another body, or a tool output without its call.",
     428: "If-Match is needed.",
+    431: "The request line and headers are too large.",
     500: "A mistake inside the gateway.",
     502: "The engine failed.",
     503: "No replica can take the turn right now, or the database is away; see Retry-After.",
@@ -46,8 +48,12 @@ def inlined(model: type[BaseModel]) -> dict[str, Any]:
     return resolved
 
 
-def body_of(model: type[BaseModel]) -> dict[str, Any]:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(model)}}}}
+def body_of(model: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": inlined(model)}}}}
+
+
+def problem(status: int) -> dict[str, Any]:
+    return {"description": MEANS[status], "content": {"application/json": {"schema": inlined(ErrorAnswer)}}}
 
 
 def answers(
@@ -62,7 +68,6 @@ def answers(
     if streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     told: dict[int | str, dict[str, Any]] = {status: {"description": "Successful.", "content": content}}
-    failed = inlined(ErrorAnswer)
     for code in sorted({401, 403, 500, 503, *errors}):
-        told[code] = {"description": MEANS[code], "content": {"application/json": {"schema": failed}}}
+        told[code] = problem(code)
     return told

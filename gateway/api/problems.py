@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.api.openapi import methods_of
 from gateway.errors import BadRequest, GatewayError
 from gateway.traces import trace_of
 
@@ -62,6 +63,10 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     told.type = "invalid_request_error"
     response = error_response(told, request_id_of(request))
     response.headers.update(error.headers or {})
+    if error.status_code == 405:  # the framework names the methods of one route; a path may have several
+        known = request.app.openapi()["paths"].items()
+        methods = methods_of(known, request.url.path) or {"GET"}
+        response.headers["allow"] = ", ".join(sorted(methods))
     return response
 
 

@@ -79,7 +79,7 @@ def check_served(gateway: Gateway, model: str | None) -> None:
     summary="Create a session",
     response_model=None,
     responses=answers(201, SessionShape, errors=(400, 404, 409, 413, 415, 422)),
-    openapi_extra=body_of(SessionCreate),
+    openapi_extra=body_of(SessionCreate, required=False),
 )
 async def create_session(request: Request, caller: Caller) -> Response:
     """With an Idempotency-Key a repeated request answers with the session that the first one made."""

@@ -247,7 +247,7 @@ async def get_turn(
     summary="Answer a turn's input once more, as a branch",
     response_model=None,
     responses=answers(200, TurnShape, streams=True, errors=TURN_ERRORS),
-    openapi_extra=body_of(Regenerate),
+    openapi_extra=body_of(Regenerate, required=False),
 )
 async def regenerate(request: Request, caller: Caller, session_id: str, turn: str) -> Response:
     """The new turn becomes the head; the old one stays."""

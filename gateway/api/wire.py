@@ -107,7 +107,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._refused = True
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
             request_id = id_maker(time.time)("req")
             body = orjson.dumps(error_json(error, request_id))
             lines = (
@@ -117,6 +117,9 @@ class BoundedHttp(HttpToolsProtocol):
                 b"connection: close",
             )
             self.transport.write(STATUS_LINE[error.status] + b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self.transport.close()
 
 

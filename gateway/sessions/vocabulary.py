@@ -31,6 +31,9 @@ PROBES = (
 )  # fmt: skip
 
 
+LONG_TEXT = 16_384  # characters
+
+
 class TextTooLong(TooLarge):
     """A text has more bytes than may be tokenized; the numbers are in the message."""
 
@@ -130,8 +133,7 @@ class Vocabulary:
                 raise ControlTextRefused("The text holds the name of a control token of this model.")
             if not first:
                 raise ValueError("this tokenizer encodes whole prompts only")
-            ids: list[int] = self._whole.encode(rendered.text, add_special_tokens=False).ids
-            return ids
+            return _ids(self._whole, rendered.text)
         ids = []
         end = 0
         for start, stop, name in self._controls_in(rendered):
@@ -189,8 +191,7 @@ class Vocabulary:
         if fast is not None and fast.takes(text) and self._other_added.search(text) is None:
             return fast.encode(text)
         tokenizer = self._tokenizer if first or self._inner is None else self._inner
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return _ids(tokenizer, text)
 
     def _pieces_equal(self, whole: Tokenizer) -> bool:
         """Compare both ways of encoding on texts made of probes with control tokens between them."""
@@ -204,6 +205,15 @@ class Vocabulary:
         return all(
             self.encode(Rendered(sample)) == whole.encode(sample, add_special_tokens=False).ids for sample in samples
         )
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A long text goes as a batch of one: `encode` keeps Python's lock for seconds a megabyte, a batch gives it up."""
+    if len(text) < LONG_TEXT:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    else:
+        ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _control_pattern(tokens: list[dict[str, Any]]) -> re.Pattern[str]:

@@ -1,0 +1,130 @@
+"""Who may call which route: each route x each kind of key. A route without a key's check fails here by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
+
+from gateway.app import create_app
+from gateway.settings import Settings
+from tests.gateway.api.refusal import nothing_saved, refused
+from tests.gateway.served import Served, served
+
+OPEN = {  # routes that need no key, and why
+    "/livez": "a load balancer asks",
+    "/readyz": "a load balancer asks",
+    "/metrics": "numbers without names, for the network's own Prometheus",
+    "/openapi.json": "the description holds nothing of anybody",
+    "/docs": "the same, to read",
+    "/docs/oauth2-redirect": "a part of it",
+    "/admin": "the dashboard's static page; its calls carry a key",
+    "/admin/{file}": "its script and style",
+}
+
+
+def flat(routes: list[BaseRoute]) -> Iterator[BaseRoute]:
+    """Routes, those of included routers too."""
+    for route in routes:
+        inner = getattr(getattr(route, "original_router", None), "routes", None)
+        if inner is None:
+            yield route
+        else:
+            yield from flat(list(inner))
+
+
+APP_ROUTES = list(flat(create_app(Settings(auth=False)).routes))
+CALLS = sorted((method, route.path) for route in APP_ROUTES for method in getattr(route, "methods", ()) - {"HEAD"})  # type: ignore[attr-defined]
+CLOSED = [call for call in CALLS if call[1] not in OPEN]
+KEYLESS = ("none", "empty", "basic", "unknown", "malformed", "long", "revoked", "expired")
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with served(tmp_path_factory.mktemp("matrix"), auth=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def keys(gateway: Served) -> dict[str, dict[str, str]]:
+    return {
+        "none": {},
+        "empty": {"authorization": ""},
+        "basic": {"authorization": "Basic dGs6dGs="},
+        "unknown": {"authorization": "Bearer tk-" + "A" * 43},
+        "malformed": {"authorization": "Bearer tk-' OR 1=1 --"},
+        "long": {"authorization": "Bearer tk-" + "A" * 20_000},
+        "revoked": gateway.key(revoked=True),
+        "expired": gateway.key(expires_at=time.time() - 1),
+        "chat": gateway.key(scopes=frozenset({"chat"})),
+        "sessions": gateway.key(scopes=frozenset({"sessions"})),
+        "read": gateway.key(scopes=frozenset({"read"})),
+        "admin": gateway.key(scopes=frozenset({"admin"})),
+    }
+
+
+def path_of(template: str) -> str:
+    return template.replace("{session_id}", "sess_none").replace("{turn}", "1").replace("{file}", "app.js")
+
+
+def scope_of(path: str) -> str:
+    if path.startswith("/admin/"):
+        return "admin"
+    return "sessions" if path.startswith("/v1/sessions") else "chat"
+
+
+def test_every_route_is_in_the_matrix() -> None:
+    assert len(CLOSED) >= 23
+    assert {path for _, path in CALLS} >= set(OPEN)
+    assert all(isinstance(route, APIRoute) for route in APP_ROUTES if route.path not in OPEN)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("method", "path"), CLOSED)
+def test_without_a_good_key_nothing_is_answered_or_done(
+    gateway: Served, keys: dict[str, dict[str, str]], method: str, path: str
+) -> None:
+    with nothing_saved(gateway):
+        for kind in KEYLESS:
+            answer = gateway.client.request(method, path_of(path), headers=keys[kind])
+            assert refused(answer, 401, "invalid_api_key")["type"] == "authentication_error", kind
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(("method", "path"), CLOSED)
+def test_a_key_without_the_scope_is_forbidden(
+    gateway: Served, keys: dict[str, dict[str, str]], method: str, path: str
+) -> None:
+    needed = scope_of(path)
+    with nothing_saved(gateway):
+        for kind in {"chat", "sessions", "read"} - {needed}:
+            refused(gateway.client.request(method, path_of(path), headers=keys[kind]), 403, "insufficient_scope")
+
+
+@pytest.mark.parametrize(("method", "path"), [call for call in CLOSED if call[1] != "/admin/v1/live"])
+def test_the_scope_and_admin_open_it(gateway: Served, keys: dict[str, dict[str, str]], method: str, path: str) -> None:
+    for kind in {scope_of(path), "admin"}:
+        answer = gateway.client.request(method, path_of(path), headers={**keys[kind], "if-match": "*"}, content=b"[]")
+        assert answer.status_code not in (401, 403, 405), answer.text
+        assert answer.status_code < 500, answer.text
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_open_routes_answer_and_tell_nothing_of_a_tenant(gateway: Served, path: str) -> None:
+    answer = gateway.client.get(path_of(path))
+    assert answer.status_code == 200
+    assert "tk-" not in answer.text.replace("tk-…", "").replace("tk-...", "")
+
+
+def test_a_revoked_key_stops_working_while_it_is_remembered_for_seconds(gateway: Served) -> None:
+    header = gateway.key()
+    assert gateway.client.get("/v1/models", headers=header).status_code == 200
+    key_id = header["authorization"].removeprefix("Bearer ")[:11]
+    assert gateway.within(gateway.gateway.store.revoke_key("default", key_id))
+    deadline = time.monotonic() + 4
+    while gateway.client.get("/v1/models", headers=header).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    refused(gateway.client.get("/v1/models", headers=header), 401)
