@@ -158,6 +158,7 @@ async def count(request: Request, caller: Caller, session_id: str) -> Response:
             "object": "input_tokens",
             "input_tokens": prepared.prompt_tokens,
             "window": prepared.window,
-            "exact": prepared.mode == "ids",
+            "exact": prepared.built is not None,
+            "counted_by": prepared.counted_by,
         }
     )

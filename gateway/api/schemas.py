@@ -314,7 +314,8 @@ class CountShape(BaseModel):
     object: Literal["input_tokens"]
     input_tokens: int
     window: int | None
-    exact: bool = Field(description="False: an estimate, because the replica goes by chat messages.")
+    exact: bool = Field(description="False: the replica goes by chat messages, and may read other tokens.")
+    counted_by: str = Field(description="The model's own template, OpenAI's encoding, or an estimate with its margin.")
 
 
 class ModelShape(BaseModel):

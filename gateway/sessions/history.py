@@ -38,6 +38,11 @@ class History:
         return Pin(str(self.last.placement["replica"]), self.last.placement.get("epoch"))
 
     @property
+    def pictured(self) -> bool:
+        """An image stands somewhere in the path: ids cannot carry it."""
+        return self.last is not None and bool((self.last.metadata.get(TAIL) or {}).get("images"))
+
+    @property
     def used_tokens(self) -> int:
         """Tokens of the history as the engine last counted them."""
         if self.last is None:

@@ -13,7 +13,7 @@ from gateway.fleet.placement import Placement
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.failures import as_event
 from gateway.sessions.history import TAIL, History
-from gateway.sessions.items import meaning, open_calls
+from gateway.sessions.items import has_images, meaning, open_calls
 from gateway.sessions.prepare import Prepared
 from gateway.sessions.prompt import ID_BYTES
 from gateway.sessions.reader import AnswerReader
@@ -99,6 +99,7 @@ def finish_turn(
                 "open_calls": going_on,
                 "reasoning": reader.answer.has_reasoning or (history.head.reasoning and _extends(prepared, history)),
                 "foreign_end": _foreign_end(prepared, reader),
+                "images": history.pictured or has_images(kept),
             }
         },
         move_head=command.move_head

@@ -17,9 +17,10 @@ from gateway.fleet.placement import Placement, choose
 from gateway.fleet.replica import Replica
 from gateway.sessions.answer import AnswerFormat
 from gateway.sessions.command import Ask, Shape, grammar_of
+from gateway.sessions.counting import count_chat
 from gateway.sessions.failures import overflow
 from gateway.sessions.history import History
-from gateway.sessions.items import has_images
+from gateway.sessions.items import has_images, messages_from_items
 from gateway.sessions.models import Models
 from gateway.sessions.prompt import BuiltPrompt, aside, build, chat_messages
 from gateway.sessions.tokens import ModelTokens
@@ -39,6 +40,7 @@ class Prepared:
     tokens: ModelTokens | None = None  # by ids: the model's tokenizer and template
     format: AnswerFormat | None = None  # how the model writes reasoning and tool calls
     built: BuiltPrompt | None = None
+    counted_by: str = "the model's own template"
     notes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -58,7 +60,7 @@ async def prepare(
     assert caps is not None
     tokens = models.by_ids(ask.model, placement.replica)
     format = models.format(ask.model) if tokens is not None else None
-    mode: Mode = "ids" if format is not None and not needs_chat(ask, format, caps) else "chat"
+    mode: Mode = "ids" if format is not None and not needs_chat(ask, history, format, caps) else "chat"
     if mode == "chat":
         _check_chat(ask, caps, history, placement.replica, tokens, models)
     if mode == "ids":
@@ -88,9 +90,9 @@ def place(model: str, history: History, fleet: Fleet, tried: Sequence[str] = ())
     raise Unavailable(f"no replica that serves {model[:100]!r} can take the turn right now", retry_after_s=1.0)
 
 
-def needs_chat(ask: Ask, format: AnswerFormat, caps: Capabilities) -> bool:
+def needs_chat(ask: Ask, history: History, format: AnswerFormat, caps: Capabilities) -> bool:
     """What ids cannot carry to this replica: images, tools of a family we do not parse, an unknown grammar."""
-    if any(has_images([item]) for item in ask.sent):
+    if history.pictured or has_images(ask.sent):
         return True
     if caps.takes_chat and not format.supports(tools=bool(ask.tools), reasoning=False):
         return True
@@ -101,7 +103,7 @@ def needs_chat(ask: Ask, format: AnswerFormat, caps: Capabilities) -> bool:
 def _check_chat(
     ask: Ask, caps: Capabilities, history: History, replica: Replica, tokens: ModelTokens | None, models: Models
 ) -> None:
-    if any(has_images([item]) for item in ask.sent) and not (caps.takes_chat and caps.takes_images):
+    if (history.pictured or has_images(ask.sent)) and not (caps.takes_chat and caps.takes_images):
         raise BadRequest(
             f"{ask.model} on {replica.name} takes no images", code="unsupported_parameter", param="messages"
         )
@@ -156,14 +158,19 @@ async def _by_chat(
     default_max_tokens: int,
     param: str,
 ) -> Prepared:
-    messages = chat_messages(ask, await history.head.load_items())
-    counted = 0
-    if tokens is not None:
+    items = await history.head.load_items()
+    messages = chat_messages(ask, items)
+    pictured = has_images((*items, *ask.sent))
+    if tokens is not None and not pictured:
         counted = await aside(lambda: tokens.count_messages(messages, tools=ask.tools), messages)
-    estimate = counted or history.used_tokens
-    window = caps.window
-    if window is not None and counted >= window:
-        raise overflow(prompt_tokens=counted, window=window, asked=ask.shape.max_tokens, param=param)
+        counted_by = "the model's own template"
+        if caps.window is not None and counted >= caps.window:
+            raise overflow(prompt_tokens=counted, window=caps.window, asked=ask.shape.max_tokens, param=param)
+    else:
+        new = messages[-len(messages_from_items(ask.sent)) :] if history.used_tokens else messages
+        found = await aside(lambda: count_chat(ask.model, new, ask.tools), new)
+        counted, counted_by = history.used_tokens + found.tokens, found.method
+    estimate, window = counted, caps.window
     prompt = ChatPrompt(
         messages=messages,
         tools=ask.tools,
@@ -175,7 +182,7 @@ async def _by_chat(
     )
     sampling = sampling_of(ask.shape, window or estimate + default_max_tokens + 1, estimate, default_max_tokens)
     check_sampling(sampling, ask.shape, caps, placement.replica.name)
-    return Prepared(placement, "chat", prompt, sampling, estimate, window)
+    return Prepared(placement, "chat", prompt, sampling, estimate, window, counted_by=counted_by)
 
 
 def sampling_of(

