@@ -27,6 +27,7 @@ from engines.remote.http import Timeouts
 from gateway.api import admin, chat, context, health, sessions, transfer, turns
 from gateway.api.access import Access
 from gateway.api.edge import Edge
+from gateway.api.hot import HotRoutes
 from gateway.api.openapi import describer
 from gateway.api.problems import on_gateway_error, on_http_error, on_invalid
 from gateway.api.state import Gateway
@@ -86,6 +87,7 @@ def create_app(
     app.add_exception_handler(GatewayError, on_gateway_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_middleware(HotRoutes)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]

@@ -7,6 +7,7 @@ a second one:      exit at once, status 128 + signal
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import socket
@@ -85,6 +86,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            gc.collect()
+            gc.freeze()  # what is loaded stays: the collector need not walk it with every full collection
             self._on_ready()
             sys.stdout.flush()
 
