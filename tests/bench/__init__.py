@@ -1,0 +1,1 @@
+"""The measuring programs run; no test here looks at a clock."""
