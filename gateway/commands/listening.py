@@ -23,14 +23,20 @@ import uvicorn
 from gateway.api.wire import BoundedHttp
 from gateway.commands.failure import CommandFailed, ExitCode
 
+WRITE_TIMEOUT_S = 60.0  # a client that reads nothing for this long is gone: it holds buffers, and perhaps a turn
 STARTUP_FAILED = 3  # uvicorn's exit status when the lifespan did not start
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises CommandFailed with what to do where the address is taken or is not this machine's."""
+def listen(host: str, port: int, *, write_timeout_s: float = WRITE_TIMEOUT_S) -> socket.socket:
+    """A bound socket. Raises CommandFailed with what to do where the address is taken or is not this machine's.
+
+    Its connections end when what was sent stays unread for `write_timeout_s` (Linux; elsewhere by keep-alive alone).
+    """
     address = host.strip("[]")
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted sockets inherit it; it counts closed windows, too
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(write_timeout_s * 1000))
     try:
         listener.bind((address, port))
         listener.listen(2048)
