@@ -123,7 +123,6 @@ def test_a_value_out_of_bounds_is_refused_with_the_variable(variable: str, value
     ("given", "why"),
     [
         ({"host": "0.0.0.0", "auth": False}, "turn auth on"),
-        ({"trigger_ratio": 0.3}, "must be under"),
         ({"lease_s": 1.0}, "at most half"),
     ],
 )
