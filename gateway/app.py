@@ -41,7 +41,7 @@ from gateway.metrics import Metrics
 from gateway.secrets import derive, load_secret
 from gateway.sessions.models import Models
 from gateway.sessions.registry import Registry
-from gateway.sessions.turn import TurnRoom
+from gateway.sessions.room import TurnRoom
 from gateway.settings import Settings
 from gateway.store.schema import migrate
 from gateway.store.sessions import Store, open_store

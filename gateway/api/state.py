@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gateway.fleet.fleet import Fleet
     from gateway.sessions.models import Models
     from gateway.sessions.registry import Registry
-    from gateway.sessions.turn import TurnRoom
+    from gateway.sessions.room import TurnRoom
     from gateway.settings import Settings
     from gateway.store.sessions import Store
 

@@ -16,8 +16,8 @@ import orjson
 
 from gateway.sessions.events import TERMINAL_TYPES, event_json, event_type
 from gateway.sessions.replay import ended, events
+from gateway.sessions.room import TurnRoom
 from gateway.sessions.run import TurnEnded
-from gateway.sessions.turn import TurnRoom
 from gateway.store.records import TurnRecord
 
 POLL_S = 0.1

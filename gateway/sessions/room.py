@@ -1,0 +1,27 @@
+"""What a turn needs of the gateway, as one value that `gateway.app` wires once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.fleet.fleet import Fleet
+from gateway.sessions.models import Models
+from gateway.sessions.registry import Registry
+from gateway.store.sessions import Store
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRoom:
+    """What a turn needs of the gateway, wired once."""
+
+    store: Store
+    fleet: Fleet
+    models: Models
+    registry: Registry
+    clock: Callable[[], float]  # seconds since 1970
+    new_id: Callable[[str], str]  # "turn" -> "turn_…"
+    session_name: Callable[[str, str], str]  # (tenant, session) -> the name towards replicas
+    cache_salt: Callable[[str], str]  # tenant -> salt
+    lease_s: float
+    max_output_tokens: int
