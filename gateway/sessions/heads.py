@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from compression.conversation import Turn
 from gateway.sessions.command import TurnCommand
-from gateway.store.records import FinishTurn, SessionRecord, TurnRecord
+from gateway.store.records import FinishTurn, NewSession, SessionRecord, TurnRecord
 
 KEPT = 1024  # sessions; 2 to 3 KB each, and the system prompt's size
 
@@ -55,6 +55,30 @@ class Heads:
     def forget(self, tenant_id: str, session_id: str) -> bool:
         """Whether there was something to forget."""
         return self._known.pop((tenant_id, session_id), None) is not None
+
+
+def made_with(new: NewSession, now: float) -> SessionRecord:
+    """The session that a turn's first transaction made of `new`; only its instants are guessed."""
+    return SessionRecord(
+        id=new.id,
+        tenant_id=new.tenant_id,
+        version=1,
+        model=new.model,
+        system=new.system,
+        tools=tuple(new.tools),
+        title=new.title,
+        metadata=new.metadata,
+        policy=new.policy,
+        user_ref=new.user_ref,
+        origin=new.origin,
+        head_turn_id=None,
+        next_seq=1,
+        status="idle",
+        created_at=now,
+        updated_at=now,
+        expires_at=new.expires_at,
+        archived_at=None,
+    )
 
 
 def standing(

@@ -20,7 +20,7 @@ from gateway.sessions.answer import AnswerParser
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.events import EventLog
 from gateway.sessions.failures import from_engine
-from gateway.sessions.heads import standing
+from gateway.sessions.heads import made_with, standing
 from gateway.sessions.history import History
 from gateway.sessions.outcome import Outcome, as_failure, finish_turn, outcome
 from gateway.sessions.prepare import Prepared, place
@@ -62,6 +62,7 @@ class TurnWork:
         self.prepared = prepared
         self.run = run
         self.seq = begun.seq if begun is not None else None
+        self.made = begun is not None and begun.made
         self.placement = prepared.placement
         self.reader = AnswerReader(_parser(command, prepared), room.new_id)
         self.error: GatewayError | None = None
@@ -195,12 +196,14 @@ class TurnWork:
         return self._ended(result, metadata)
 
     def _remember(self, write: FinishTurn) -> None:
-        """Where the session stands now, for its next turn. A session that was made with this turn is read once."""
-        heads, session = self.room.registry.heads, self.history.session
+        """Where the session stands now, for its next turn."""
+        heads, session, now = self.room.registry.heads, self.history.session, self.room.clock()
+        if session is None and self.made and self.command.create is not None:
+            session = made_with(self.command.create, now)
         if session is None or not write.move_head or self.seq is None:
             heads.forget(write.tenant_id, write.session_id)
             return
-        parent_id, now = self.history.head.turn_id, self.room.clock()
+        parent_id = self.history.head.turn_id
         heads.put(standing(session, self.command, write, parent_id=parent_id, seq=self.seq, now=now))
 
     def notes(self) -> dict[str, Any]:

@@ -174,7 +174,8 @@ class _Round:
             }
         )
         self._rows[sql.INSERT_ITEM].extend(command.items)
-        return Begun(seq=seq, fence=session.fence, parent_id=admitted.parent_id, turn_id=begin.turn_id)
+        made = session.new is not None
+        return Begun(seq=seq, fence=session.fence, parent_id=admitted.parent_id, turn_id=begin.turn_id, made=made)
 
     def _create(self, command: Begin, new: NewSession) -> LiveSession:
         session = LiveSession(

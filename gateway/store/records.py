@@ -122,6 +122,7 @@ class Begun:
     parent_id: str | None
     reopened: bool = False  # an incomplete or failed turn under the same idempotency key runs again, with its own id
     turn_id: str = ""
+    made: bool = False  # the session was made with this turn
 
 
 @dataclass(frozen=True, slots=True)

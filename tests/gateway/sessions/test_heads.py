@@ -119,11 +119,11 @@ async def test_a_turn_of_a_session_that_the_other_gateway_deleted_is_404(pair: t
 
 async def test_a_turn_goes_on_without_reading_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with live_gateway(tmp_path) as live:
-        told = await said(live, await said(live, [], "a"), "b")
+        told = await said(live, [], "a")
         store = live.app.state.gateway.store
 
         async def refused(*_: Any, **__: Any) -> None:
             raise AssertionError("the store was read")
 
         monkeypatch.setattr(type(store), "_read", refused)
-        await said(live, told, "c")
+        await said(live, await said(live, told, "b"), "c")

@@ -206,5 +206,5 @@ async def test_an_id_is_free_again_once_its_session_expired(store: Store, clock:
     clock.now += 6
     assert (await store.create_session(session(title="second"))).title == "second"
     assert await store.begin_turn(begin("t2", session_id="other", create=session("other"))) == Begun(
-        seq=1, fence=1, parent_id=None, turn_id="t2"
+        seq=1, fence=1, parent_id=None, turn_id="t2", made=True
     )

@@ -46,7 +46,7 @@ async def test_a_turn_comes_back_as_it_was_stored(store: Store) -> None:
     began = await store.begin_turn(
         begin("t1", create=session(), input=(Item("message", payload),), idempotency_key="k", request_hash=b"h")
     )
-    assert began == Begun(seq=1, fence=1, parent_id=None, turn_id="t1")
+    assert began == Begun(seq=1, fence=1, parent_id=None, turn_id="t1", made=True)
     kept = tokens(0, ids(1, 2), ids(3), open_answer=True)
     await store.finish_turn(
         finish(
