@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
@@ -18,10 +20,12 @@ from gateway.api.sessions import json_response, session_of
 from gateway.api.state import Gateway, gateway_of
 from gateway.api.turns import inputs_of
 from gateway.sessions.command import Ask, Input
-from gateway.sessions.history import load
+from gateway.sessions.counting import estimate, text_of
+from gateway.sessions.history import History, load
 from gateway.sessions.items import message
 from gateway.sessions.prepare import Prepared, prepare
 from gateway.sessions.prompt import chat_messages
+from gateway.sessions.tokens import ModelTokens
 from gateway.store.records import HEAD, SessionRecord
 from gateway.tenancy import Identity
 
@@ -75,44 +79,60 @@ async def context(
         "model": session.model,
         "pin": history.pin.replica if history.pin is not None else None,
     }
-    told["messages"] = chat_messages(ask, items)
-    if not items and not inputs:
-        return json_response(told | _history_only(gateway, session, 0))
-    if not inputs:
-        return json_response(told | _history_only(gateway, session, history.used_tokens))
-    prepared = await _prepared(gateway, session, ask)
-    return json_response(told | await _full(gateway, session, prepared, history.used_tokens))
-
-
-def _history_only(gateway: Gateway, session: SessionRecord, tokens: int) -> dict[str, Any]:
+    messages = told["messages"] = chat_messages(ask, items)
+    if inputs:
+        prepared = await _prepared(gateway, session, ask)
+        told |= await _drafted(gateway, session, prepared)
+    else:
+        told |= await _standing(gateway, session, history)
     model = gateway.models.tokens(session.model)
+    told["parts"] = await asyncio.to_thread(_parts, model, messages, ask, told["prompt_tokens"])
+    return json_response(told)
+
+
+async def _standing(gateway: Gateway, session: SessionRecord, history: History) -> dict[str, Any]:
+    """The path as it stands, with nothing new to send."""
+    model, tokens = gateway.models.tokens(session.model), history.used_tokens
+    by_ids = history.head.tokens is not None
+    digest = hashlib.sha256(await history.head.load_ids()).hexdigest() if by_ids else None
     window = model.window if model is not None else None
-    mode = "ids" if model is not None else "chat"
-    parts = [{"part": "history", "tokens": tokens}]
-    return _numbers(gateway, session, tokens, window, tokens) | {
-        "mode": mode,
-        "prompt_sha256": None,
-        "parts": parts,
+    told: dict[str, Any] = {
+        "mode": "ids" if model is not None else "chat",
+        "prompt_sha256": digest,
         "prefix_report": {},
     }
+    return _numbers(gateway, session, tokens, window, tokens) | told
 
 
-async def _full(gateway: Gateway, session: SessionRecord, prepared: Prepared, used: int) -> dict[str, Any]:
+async def _drafted(gateway: Gateway, session: SessionRecord, prepared: Prepared) -> dict[str, Any]:
+    """The prompt that the draft would go out with."""
     built = prepared.built
     cacheable = built.base_tokens if built is not None else 0
     digest = None
     if isinstance(prepared.prompt, IdsPrompt):
         digest = hashlib.sha256(await prepared.prompt.whole()).hexdigest()
-    parts = [
-        {"part": "history", "tokens": min(used, prepared.prompt_tokens)},
-        {"part": "input", "tokens": max(0, prepared.prompt_tokens - used)},
+    report = dict(built.report) if built is not None else {}
+    told = {"mode": prepared.mode, "prompt_sha256": digest, "prefix_report": report}
+    return _numbers(gateway, session, prepared.prompt_tokens, prepared.window, cacheable) | told
+
+
+def _parts(model: ModelTokens | None, messages: list[dict[str, Any]], ask: Ask, total: int) -> list[dict[str, Any]]:
+    """Tokens of each part's own text; `template` is what the chat template puts around them."""
+
+    def count(text: str) -> int:
+        return model.count(text) if model is not None else estimate(text).tokens
+
+    new = len(ask.input)
+    split = [
+        ("system", [m for m in messages if m["role"] == "system"][: 1 if ask.system is not None else 0]),
+        ("history", messages[1 if ask.system is not None else 0 : len(messages) - new]),
+        ("input", messages[len(messages) - new :] if new else []),
     ]
-    return _numbers(gateway, session, prepared.prompt_tokens, prepared.window, cacheable) | {
-        "mode": prepared.mode,
-        "prompt_sha256": digest,
-        "parts": parts,
-        "prefix_report": dict(built.report) if built is not None else {},
-    }
+    tokens = {name: sum(count(text_of(m)) for m in found) for name, found in split}
+    if ask.tools:
+        tokens["tools"] = count(orjson.dumps(list(ask.tools)).decode())
+    tokens["template"] = max(0, total - sum(tokens.values()))
+    return [{"part": name, "tokens": n} for name, n in tokens.items()]
 
 
 def _numbers(

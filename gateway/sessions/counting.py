@@ -71,7 +71,7 @@ def encoding_by_name(name: str) -> tiktoken.Encoding:
 def count_chat(model: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> Estimate:
     """Tokens of chat messages for a model by name: OpenAI's own encoding where it is one of theirs and at hand, else
     an estimate with a margin. Images count for nothing."""
-    texts = [_text_of(message) for message in messages] + [json.dumps(tool) for tool in tools]
+    texts = [text_of(message) for message in messages] + [json.dumps(tool) for tool in tools]
     try:
         encoding = openai_encoding(model)
     except (KeyError, MissingEncoding):
@@ -81,7 +81,8 @@ def count_chat(model: str, messages: Sequence[Mapping[str, Any]], tools: Sequenc
     return Estimate(tokens, f"{encoding.name} + {OPENAI_PER_MESSAGE} a message")
 
 
-def _text_of(message: Mapping[str, Any]) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
+    """Everything readable in a chat message, its tool calls too."""
     content = message.get("content")
     parts = [content] if isinstance(content, str) else [str(part.get("text", "")) for part in content or ()]
     parts += [str(call.get("function")) for call in message.get("tool_calls") or ()]

@@ -106,6 +106,17 @@ async def test_count_and_context_agree_with_what_the_turn_sends(live: Live) -> N
     context = (await live.client.get(f"/v1/sessions/{sid}/context", params={"draft": "two"})).json()
     turn = (await live.turn(sid, "two")).json()
     assert counted["input_tokens"] == context["prompt_tokens"] == turn["usage"]["prompt_tokens"]
+    parts = {part["part"]: part["tokens"] for part in context["parts"]}
+    assert parts == {
+        "system": len("Be short."),  # echo's tokenizer reads bytes
+        "history": len("one") * 2,
+        "input": len("two"),
+        "template": context["prompt_tokens"] - len("Be short.") - 9,
+    }
+    standing = (await live.client.get(f"/v1/sessions/{sid}/context")).json()
+    last = (await live.turns(sid, include="token_ids"))[-1]
+    assert standing["prompt_tokens"] == last["tokens"]["path_tokens"]
+    assert standing["prompt_sha256"]
 
 
 async def test_regenerate_and_edit_make_branches_and_the_old_turns_stay(live: Live) -> None:
