@@ -52,6 +52,7 @@ check: setup
 prove: setup
 	@$(BIN)/turnkeep models fetch
 	@$(BIN)/python -m pytest -m prove --timeout=3600 $(ARGS)
+	@$(BIN)/python scripts/prove.py
 
 clean:
 	@rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis htmlcov .coverage .coverage.*
