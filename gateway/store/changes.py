@@ -1,27 +1,24 @@
-"""Writes to sessions that are not turns: make, change, lease, cancel, sweep. Each is one transaction of its own."""
+"""Writes to sessions that are not turns: make, change, lease, cancel. Each is one transaction of its own."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, select, update
+from sqlalchemy import Connection, and_, bindparam, update
 
 from gateway.store.erase import erase_session
 from gateway.store.live import lock_sessions
-from gateway.store.reads import alive, read_session
+from gateway.store.reads import read_session
 from gateway.store.records import (
     DuplicateId,
     NewSession,
-    Receipt,
-    RunningTurn,
     SessionChanges,
     SessionRecord,
     VersionConflict,
 )
 from gateway.store.rows import encode, metadata_rows, session_row, storable
-from gateway.store.tables import events, session_metadata, sessions, turns
+from gateway.store.tables import session_metadata, sessions, turns
 
 
 def create_session(connection: Connection, new: NewSession, now: float) -> SessionRecord:
@@ -126,47 +123,6 @@ def renew_leases(
     return lost
 
 
-def void_leases(connection: Connection, gateway_name: str, current_epoch: str, now: float) -> list[RunningTurn]:
-    """End what earlier lives of this gateway held."""
-    mine = sessions.c.lease_owner.startswith(f"{gateway_name}/", autoescape=True)
-    return _lapse(connection, and_(mine, sessions.c.lease_owner != f"{gateway_name}/{current_epoch}"), now)
-
-
-def lapse_leases(connection: Connection, now: float) -> list[RunningTurn]:
-    """End what nobody renewed in time."""
-    return _lapse(connection, sessions.c.lease_until <= now, now)
-
-
-def _lapse(connection: Connection, which: ColumnElement[bool], now: float) -> list[RunningTurn]:
-    """The turns are incomplete, the sessions free."""
-    rows = connection.execute(
-        select(sessions.c.tenant_id, sessions.c.id, sessions.c.running_turn_id)
-        .where(sessions.c.running_turn_id.is_not(None), which)
-        .order_by(sessions.c.tenant_id, sessions.c.id)
-        .with_for_update()
-    )
-    lapsed = [RunningTurn(*row) for row in rows]
-    by_tenant: dict[str, list[RunningTurn]] = defaultdict(list)
-    for turn in lapsed:
-        by_tenant[turn.tenant_id].append(turn)
-    for tenant_id, found in by_tenant.items():
-        connection.execute(
-            update(turns)
-            .where(
-                turns.c.tenant_id == tenant_id,
-                turns.c.id.in_([turn.turn_id for turn in found]),
-                turns.c.status == "in_progress",
-            )
-            .values(status="incomplete", completed_at=now)
-        )
-        connection.execute(
-            update(sessions)
-            .where(sessions.c.tenant_id == tenant_id, sessions.c.id.in_([turn.session_id for turn in found]))
-            .values(lease_owner=None, lease_until=None, running_turn_id=None, cancel_requested=0, updated_at=now)
-        )
-    return lapsed
-
-
 def request_cancel(connection: Connection, tenant_id: str, session_id: str, turn_id: str) -> bool:
     """Whether the turn runs; its gateway is told when it next asks."""
     asked = connection.execute(
@@ -175,25 +131,3 @@ def request_cancel(connection: Connection, tenant_id: str, session_id: str, turn
         .values(cancel_requested=1)
     )
     return asked.rowcount > 0
-
-
-def erase_expired(connection: Connection, limit: int, now: float) -> list[tuple[str, Receipt]]:
-    """(tenant, receipt) of up to `limit` sessions whose time was over."""
-    rows = connection.execute(
-        select(sessions.c.tenant_id, sessions.c.id)
-        .where(sessions.c.expires_at <= now, ~alive(now))
-        .order_by(sessions.c.tenant_id, sessions.c.id)
-        .limit(limit)
-    ).all()
-    receipts = [(row.tenant_id, erase_session(connection, row.tenant_id, row.id, now)) for row in rows]
-    return [(tenant_id, receipt) for tenant_id, receipt in receipts if receipt is not None]
-
-
-def purge_events(connection: Connection, before: float) -> int:
-    return connection.execute(events.delete().where(events.c.created_at < before)).rowcount
-
-
-def forget_keys(connection: Connection, before: float) -> int:
-    """Idempotency keys of turns begun before `before` may be used anew."""
-    stale = and_(turns.c.created_at < before, turns.c.idempotency_key.is_not(None), turns.c.status != "in_progress")
-    return connection.execute(update(turns).where(stale).values(idempotency_key=None)).rowcount

@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
 
@@ -34,8 +35,9 @@ TRIES = 5  # of a transaction that the database asks to repeat (deadlock, serial
 # SQLite's primary result codes: BUSY LOCKED NOMEM READONLY INTERRUPT IOERR CORRUPT FULL CANTOPEN PROTOCOL NOTADB
 _SQLITE_GONE = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
 _POSTGRES_AGAIN = frozenset({"40001", "40P01"})
-# SQLSTATE classes: connection, insufficient resources, operator intervention, system error; 55P03 lock timeout
-_POSTGRES_GONE = ("08", "53", "57", "58", "55P03", "25006", "XX")
+# SQLSTATE classes: connection, insufficient resources, operator intervention, system error; 55P03 lock timeout,
+# 25P03 a transaction that did nothing for too long
+_POSTGRES_GONE = ("08", "53", "57", "58", "55P03", "25006", "25P03", "XX")
 
 
 class Database(Protocol):
@@ -85,7 +87,7 @@ def normalise(url: str) -> URL:
 
 def kind(error: BaseException) -> Literal["again", "gone", "duplicate", "other"]:
     """What an error from the database means to the caller of a transaction."""
-    if isinstance(error, (OSError, TimeoutError)):
+    if isinstance(error, (OSError, TimeoutError, PoolTimeout)):
         return "gone"
     cause = error.orig if isinstance(error, DBAPIError) else error
     state = str(getattr(cause, "sqlstate", None) or "")
@@ -250,6 +252,11 @@ def postgres_engine(url: URL, busy_timeout_s: float) -> AsyncEngine:
         connect_args={
             "timeout": busy_timeout_s,
             "command_timeout": busy_timeout_s,
-            "server_settings": {"application_name": "turnkeep", "lock_timeout": f"{int(busy_timeout_s * 1000)}"},
+            "server_settings": {
+                "application_name": "turnkeep",
+                "lock_timeout": f"{int(busy_timeout_s * 1000)}",
+                # a gateway that freezes in a transaction lets go before those that wait for its locks give up
+                "idle_in_transaction_session_timeout": f"{int(busy_timeout_s * 500)}",
+            },
         },
     )

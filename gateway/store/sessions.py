@@ -11,13 +11,14 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from sqlalchemy import update
 
 from gateway.failpoints import Failpoints
-from gateway.store import changes, commands, keys, listing, reads
+from gateway.store import changes, commands, keys, listing, reads, sweep
 from gateway.store.database import Database, T, Work, connect, normalise
 from gateway.store.erase import erase_session
 from gateway.store.records import (
@@ -128,7 +129,12 @@ class Store:
 
     async def erase_expired(self, limit: int = 100) -> list[tuple[str, Receipt]]:
         """Erase sessions whose time is over, at most `limit`; (tenant, receipt) of each."""
-        receipts = await self._write(lambda c: changes.erase_expired(c, limit, self._clock()))
+        receipts: list[tuple[str, Receipt]] = []
+        while (left := min(sweep.ERASED, limit - len(receipts))) > 0:
+            some = await self._write(partial(sweep.erase_expired, limit=left, now=self._clock()))
+            receipts += some
+            if len(some) < left:
+                break
         if receipts or self._unscrubbed:
             await self._scrub()
         return receipts
@@ -216,11 +222,21 @@ class Store:
 
     async def void_leases(self, gateway_name: str, current_epoch: str) -> list[RunningTurn]:
         """At a start: what earlier lives of this gateway ran becomes incomplete, and their sessions free."""
-        return await self._write(lambda c: changes.void_leases(c, gateway_name, current_epoch, self._clock()))
+        return await self._every(lambda c: sweep.void_leases(c, gateway_name, current_epoch, self._clock()))
 
     async def lapse_leases(self) -> list[RunningTurn]:
-        """What nobody renewed in time becomes incomplete. A sweep; `begin_turn` does it for its own session anyway."""
-        return await self._write(lambda c: changes.lapse_leases(c, self._clock()))
+        """What nobody renewed in time becomes incomplete. A sweep; `begin_turn` does it for its own session anyway.
+
+        Sweeps pass over what another transaction holds just now: they wait for no turn.
+        """
+        return await self._every(lambda c: sweep.lapse_leases(c, self._clock()))
+
+    async def _every(self, part: Work[list[RunningTurn]]) -> list[RunningTurn]:
+        """Part after part, each in its own transaction, until one is not full."""
+        found: list[RunningTurn] = []
+        while len(some := await self._write(part)) == sweep.PART:
+            found += some
+        return found + some
 
     async def request_cancel(self, tenant_id: str, session_id: str, turn_id: str) -> bool:
         """Ask the gateway that runs this turn, whichever it is, to stop it. False: it does not run."""
@@ -253,11 +269,17 @@ class Store:
 
     async def purge_events(self, before: float) -> int:
         """Delete events stored before `before`, seconds since 1970; how many."""
-        return await self._write(lambda c: changes.purge_events(c, before))
+        return await self._count(lambda c: sweep.purge_events(c, before))
 
     async def forget_keys(self, before: float) -> int:
         """Let idempotency keys of turns begun before `before` be used anew; how many."""
-        return await self._write(lambda c: changes.forget_keys(c, before))
+        return await self._count(lambda c: sweep.forget_keys(c, before))
+
+    async def _count(self, part: Work[int]) -> int:
+        count = 0
+        while (some := await self._write(part)) == sweep.PART:
+            count += some
+        return count + some
 
     # ---- keys, tenants
 

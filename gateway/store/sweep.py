@@ -1,0 +1,99 @@
+"""What time brings: dead leases ended, expired sessions erased, old events and idempotency keys let go.
+
+A sweep is in no turn's way. One transaction takes a bounded part, and passes over rows that another one holds: whoever
+holds them is at work there, and the next sweep comes by. So it waits for nobody, and nobody waits long for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, bindparam, select
+
+from gateway.store.erase import erase_session
+from gateway.store.prepared import run_many
+from gateway.store.reads import alive
+from gateway.store.records import Receipt, RunningTurn
+from gateway.store.statements import LAPSE_TURN, REKEY_TURN
+from gateway.store.tables import events, sessions, turns
+
+PART = 500  # rows in one transaction of a sweep
+ERASED = 10  # sessions in one; each may have many rows
+
+_FREE_SESSION = (
+    sessions.update()
+    .where(sessions.c.tenant_id == bindparam("b_tenant"), sessions.c.id == bindparam("b_id"))
+    .values(lease_owner=None, lease_until=None, running_turn_id=None, cancel_requested=0)
+    .values(updated_at=bindparam("updated_at"))
+)
+_DELETE_EVENT = events.delete().where(
+    events.c.tenant_id == bindparam("b_tenant"),
+    events.c.turn_id == bindparam("b_turn"),
+    events.c.seq == bindparam("b_seq"),
+)
+
+
+def void_leases(connection: Connection, gateway_name: str, current_epoch: str, now: float) -> list[RunningTurn]:
+    """End what earlier lives of this gateway held, up to PART. No sweep: it waits, for they must not outlive it."""
+    mine = sessions.c.lease_owner.startswith(f"{gateway_name}/", autoescape=True)
+    return _lapse(connection, mine & (sessions.c.lease_owner != f"{gateway_name}/{current_epoch}"), now, wait=True)
+
+
+def lapse_leases(connection: Connection, now: float) -> list[RunningTurn]:
+    """End what nobody renewed in time, up to PART."""
+    return _lapse(connection, sessions.c.lease_until <= now, now, wait=False)
+
+
+def _lapse(connection: Connection, which: ColumnElement[bool], now: float, *, wait: bool) -> list[RunningTurn]:
+    """The turns are incomplete, the sessions free."""
+    rows = connection.execute(
+        select(sessions.c.tenant_id, sessions.c.id, sessions.c.running_turn_id)
+        .where(sessions.c.running_turn_id.is_not(None), which)
+        .order_by(sessions.c.tenant_id, sessions.c.id)
+        .limit(PART)
+        .with_for_update(skip_locked=not wait)
+    )
+    lapsed = [RunningTurn(*row) for row in rows]
+    if lapsed:
+        ended = {"status": "incomplete", "completed_at": now}
+        run_many(connection, LAPSE_TURN, [{"b_tenant": t.tenant_id, "b_id": t.turn_id, **ended} for t in lapsed])
+        freed = [{"b_tenant": t.tenant_id, "b_id": t.session_id, "updated_at": now} for t in lapsed]
+        run_many(connection, _FREE_SESSION, freed)
+    return lapsed
+
+
+def erase_expired(connection: Connection, limit: int, now: float) -> list[tuple[str, Receipt]]:
+    """(tenant, receipt) of up to `limit` sessions whose time was over."""
+    rows = connection.execute(
+        select(sessions.c.tenant_id, sessions.c.id)
+        .where(sessions.c.expires_at <= now, ~alive(now))
+        .order_by(sessions.c.tenant_id, sessions.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    ).all()
+    receipts = [(row.tenant_id, erase_session(connection, row.tenant_id, row.id, now)) for row in rows]
+    return [(tenant_id, receipt) for tenant_id, receipt in receipts if receipt is not None]
+
+
+def purge_events(connection: Connection, before: float) -> int:
+    """Delete up to PART events stored before `before`; how many."""
+    old = select(events.c.tenant_id, events.c.turn_id, events.c.seq).where(events.c.created_at < before)
+    rows = _oldest(connection, old.order_by(events.c.created_at))
+    if rows:
+        names = ("b_tenant", "b_turn", "b_seq")
+        run_many(connection, _DELETE_EVENT, [dict(zip(names, row, strict=True)) for row in rows])
+    return len(rows)
+
+
+def forget_keys(connection: Connection, before: float) -> int:
+    """Let up to PART idempotency keys of turns begun before `before` be used anew; how many."""
+    keyed = (turns.c.idempotency_key.is_not(None), turns.c.status != "in_progress")
+    old = select(turns.c.tenant_id, turns.c.id).where(turns.c.created_at < before, *keyed)
+    rows = _oldest(connection, old.order_by(turns.c.created_at))
+    if rows:
+        run_many(connection, REKEY_TURN, [{"b_tenant": row.tenant_id, "b_id": row.id} for row in rows])
+    return len(rows)
+
+
+def _oldest(connection: Connection, old: Any) -> list[Any]:
+    return list(connection.execute(old.limit(PART).with_for_update(skip_locked=True)))
