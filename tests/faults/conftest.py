@@ -22,7 +22,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield created
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def postgres_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A database without a schema for a module's own gateways."""
     with database(request.getfixturevalue("postgres_server"), template="template0") as created:
         yield created

@@ -25,6 +25,7 @@ from tests.faults.processes import Supervised
 from tests.gateway.live import events_of
 
 TURN_S = 240.0  # a turn that is not answered within this is stuck
+POINT_S = 120.0  # a failpoint that is not hit within this is on nobody's way
 WORDS = ("the", "keeper", "lights", "lamp", "at", "dusk", "and", "writes", "hour", "into", "book", "beside", "stair")
 
 
@@ -94,6 +95,7 @@ async def crash(
         "seed": seed,
         "model": load.model,
         "sessions": load.sessions,
+        "max_output_tokens": load.max_output_tokens,
         "turns": story.answered,
         "kills": dict(story.killed),
         "kills_in_all": sum(story.killed.values()),
@@ -121,7 +123,7 @@ async def _kill(
 ) -> None:
     for life, point in enumerate(kills.points, 1):
         name = point.partition(":")[0]
-        if not await gateway.dead(life, within_s=60.0):
+        if not await gateway.dead(life, within_s=POINT_S):
             raise AssertionError(f"the failpoint {point} was not reached")
         assert gateway.codes[life - 1] == -signal.SIGKILL
         killed[name] += 1
@@ -158,17 +160,18 @@ async def _until(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], story: Story, key: str = "make"
 ) -> dict[str, Any]:
     """Send the same request under the same key until it is answered, as a client's library does."""
-    until = time.monotonic() + TURN_S
+    until, told = time.monotonic() + TURN_S, Counter[str]()
     while time.monotonic() < until:
         try:
             ending, answer = await _once(client, path, body, key)
         except httpx.TransportError as error:
             ending, answer = type(error).__name__, None
+        told[ending] += 1
         story.told[ending] += 1
         if answer is not None:
             return answer
         await asyncio.sleep(0.1)
-    raise AssertionError(f"{key} was not answered within {TURN_S} s: {ending}")
+    raise AssertionError(f"{key} was not answered within {TURN_S} s: {dict(told)}, the last: {ending}")
 
 
 async def _once(
@@ -182,12 +185,11 @@ async def _once(
             found = answer.json()
             done = found.get("status") != "incomplete"
             return ("answered" if done else "incomplete"), (found if done else None)
-        assert answer.status_code in (409, 502, 503, 504), answer.text
-        return str(answer.status_code), None
+        return _refused(answer), None
     async with client.stream("POST", path, json=body, headers=headers) as response:
         if response.status_code != 200:
-            assert response.status_code in (409, 502, 503, 504), await response.aread()
-            return str(response.status_code), None
+            await response.aread()
+            return _refused(response), None
         text, count = "", 0
         async for event in events_of(response):
             count += 1
@@ -199,6 +201,12 @@ async def _once(
             if event["type"] in ("session.turn.failed", "session.turn.incomplete"):
                 return f"{event['type']}: {event['turn']['error']['code']}", None
         raise AssertionError("a stream ended without a terminal event")
+
+
+def _refused(answer: httpx.Response) -> str:
+    """What a client may be told while processes die: to try again."""
+    assert answer.status_code in (409, 502, 503, 504), answer.text
+    return f"{answer.status_code} {answer.json()['error']['code']}"
 
 
 def _text(turn: dict[str, Any]) -> str:

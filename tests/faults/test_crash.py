@@ -157,15 +157,13 @@ async def _half_a_turn(client: httpx.AsyncClient, text: str) -> None:
 
 @pytest.mark.prove
 @pytest.mark.model
+@pytest.mark.timeout(3600)
 async def test_two_hundred_turns_on_the_real_engine(tmp_path: Path, url: str, model_dir: Path) -> None:
     """The result is kept: bench/results/crash-DATABASE.json."""
     database = url.partition(":")[0]
     kills = Kills(points(COMMITS, [1, 4]), gateway=6, engine_front=3, engine_model=3)
-    echo_folder, model_folder = tmp_path / "echo", tmp_path / "model"
-    echo_folder.mkdir()
-    model_folder.mkdir()
-    load = Load(model_dir.name, turns=200, sessions=6, max_output_tokens=16)
-    result = await crash_on_model(model_folder, url, model_dir, load, kills)
+    load = Load(model_dir.name, turns=200, sessions=6, max_output_tokens=8)
+    result = await crash_on_model(tmp_path, url, model_dir, load, kills)
     told = {"test": "pytest -m prove tests/faults/test_crash.py", "database": database, "machine": machine(), **result}
     kept = ROOT / "bench" / "results" / f"crash-{database}.json"
     await asyncio.to_thread(kept.parent.mkdir, parents=True, exist_ok=True)

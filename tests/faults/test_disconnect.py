@@ -50,7 +50,7 @@ class RawClient:
         await asyncio.get_running_loop().sock_connect(sock, self._at)
         self._sock = sock
         data = orjson.dumps(body)
-        lines = [f"POST {path} HTTP/1.1", "Host: gateway", f"Content-Length: {len(data)}"]
+        lines = [f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{self._at[1]}", f"Content-Length: {len(data)}"]
         lines += ["Content-Type: application/json", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
         await asyncio.get_running_loop().sock_sendall(sock, "\r\n".join(lines).encode() + data)
 

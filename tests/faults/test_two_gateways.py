@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -36,23 +35,29 @@ class Pair:
         return int((await self.engine.get("/health")).json()["load"]["running"])
 
 
-@pytest.fixture
-async def pair(tmp_path: Path, postgres_url: str) -> AsyncIterator[Pair]:
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """As everywhere, but for the whole module: its processes are started once."""
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="module")
+async def processes(tmp_path_factory: pytest.TempPathFactory, postgres_url: str) -> AsyncIterator[Pair]:
+    folder = tmp_path_factory.mktemp("two")
     engine_port, ports = free_port(), (free_port(), free_port())
     upstream = f"http://127.0.0.1:{engine_port}"
-    environ = serve_environ(tmp_path / "data", lease_s=2, lease_renew_s=0.5)
+    environ = serve_environ(folder / "data", lease_s=4, lease_renew_s=0.8)
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        engine = await enter(Supervised(echo_command(engine_port, 100), upstream, "/health", log=tmp_path / "engine"))
+        engine = await enter(Supervised(echo_command(engine_port, 100), upstream, "/health", log=folder / "engine"))
         gateways = [
             await enter(
                 Supervised(
                     serve_command(port, [upstream], postgres_url),
                     f"http://127.0.0.1:{port}",
                     "/readyz",
-                    log=tmp_path / f"gateway-{port}",
+                    log=folder / f"gateway-{port}",
                     environ=lambda life: environ,
-                    restart=False,
                 )
             )
             for port in ports
@@ -64,9 +69,18 @@ async def pair(tmp_path: Path, postgres_url: str) -> AsyncIterator[Pair]:
         yield Pair((gateways[0], gateways[1]), (a, b), behind)
 
 
-async def make(client: httpx.AsyncClient, session: str) -> str:
-    assert (await client.post("/v1/sessions", json={"id": session, "model": "echo"})).status_code == 201
-    return f"/v1/sessions/{session}"
+@pytest.fixture
+async def pair(processes: Pair) -> AsyncIterator[Pair]:
+    """Both gateways serve; one that a test killed is up again after it."""
+    yield processes
+    await asyncio.gather(*(gateway.ready() for gateway in processes.gateways))
+
+
+async def make(client: httpx.AsyncClient) -> str:
+    """A new session's path."""
+    answer = await client.post("/v1/sessions", json={"model": "echo"})
+    assert answer.status_code == 201, answer.text
+    return f"/v1/sessions/{answer.json()['id']}"
 
 
 async def turns(client: httpx.AsyncClient, path: str, **query: Any) -> list[dict[str, Any]]:
@@ -110,7 +124,7 @@ async def test_fifty_sessions_written_through_both_at_once_keep_one_order_each(p
     told: Counter[str] = Counter()
 
     async def write(number: int) -> None:
-        path = await make(pair.clients[0], f"s{number}")
+        path = await make(pair.clients[0])
 
         async def one(client: httpx.AsyncClient, text: str) -> tuple[str, str] | None:
             answer = await client.post(f"{path}/turns", json={"input": text, "max_output_tokens": 64})
@@ -119,7 +133,7 @@ async def test_fifty_sessions_written_through_both_at_once_keep_one_order_each(p
                 assert answer.json()["error"]["code"] == "session_busy"
                 assert int(answer.headers["retry-after"]) >= 1
                 return None
-            assert answer.json()["status"] == "completed", answer.text
+            assert (answer.status_code, answer.json().get("status")) == (200, "completed"), answer.text
             return str(answer.json()["id"]), text
 
         acknowledged: list[tuple[str, str]] = []
@@ -143,7 +157,7 @@ async def test_fifty_sessions_written_through_both_at_once_keep_one_order_each(p
 
 async def test_a_holder_that_was_stopped_beyond_its_lease_is_refused_by_the_fence(pair: Pair) -> None:
     a, b = pair.clients
-    path = await make(a, "s")
+    path = await make(a)
     stopped = asyncio.create_task(a.post(f"{path}/turns", json={"input": LONG, "max_output_tokens": 1000}))
     await until_begun(b, path)
     pair.gateways[0].send(signal.SIGSTOP)
@@ -163,7 +177,7 @@ async def test_a_holder_that_was_stopped_beyond_its_lease_is_refused_by_the_fenc
 
 async def test_a_cancel_sent_to_the_other_gateway_stops_the_engine_within_a_second(pair: Pair) -> None:
     a, b = pair.clients
-    path = await make(a, "s")
+    path = await make(a)
     (started, *_) = await begin(a, path, LONG, "k")
     assert await pair.running() == 1
     began = time.monotonic()
@@ -180,7 +194,7 @@ async def test_a_cancel_sent_to_the_other_gateway_stops_the_engine_within_a_seco
 
 async def test_a_retry_sent_to_the_other_gateway_while_it_runs_gives_the_same_answer(pair: Pair) -> None:
     a, b = pair.clients
-    path = await make(a, "s")
+    path = await make(a)
     body = {"input": LONG[:120], "max_output_tokens": 1000}
     first = asyncio.create_task(a.post(f"{path}/turns", json=body, headers={"idempotency-key": "k"}))
     await until_begun(b, path)
@@ -193,7 +207,7 @@ async def test_a_retry_sent_to_the_other_gateway_while_it_runs_gives_the_same_an
 
 async def test_a_dropped_stream_goes_on_at_the_other_gateway_while_it_runs_and_after(pair: Pair) -> None:
     a, b = pair.clients
-    path = await make(a, "s")
+    path = await make(a)
     seen = await begin(a, path, LONG, "k")
     turn = seen[0]["turn"]["id"]
     rest = await follow(b, path, turn, len(seen))
@@ -208,7 +222,7 @@ async def test_a_dropped_stream_goes_on_at_the_other_gateway_while_it_runs_and_a
 
 async def test_a_stream_whose_gateway_died_ends_with_a_terminal_event_at_the_other(pair: Pair) -> None:
     a, b = pair.clients
-    path = await make(a, "s")
+    path = await make(a)
     seen = await begin(a, path, LONG, "k", after=12)
     pair.gateways[0].kill()
     rest = await asyncio.wait_for(follow(b, path, seen[0]["turn"]["id"], len(seen)), 15)
@@ -220,7 +234,7 @@ async def test_a_stream_whose_gateway_died_ends_with_a_terminal_event_at_the_oth
 
 async def test_a_patch_through_one_is_seen_by_the_next_turn_of_the_other(pair: Pair) -> None:
     a, b = pair.clients
-    path = await make(a, "s")
+    path = await make(a)
     await a.post(f"{path}/turns", json={"input": "one"})
     await a.patch(path, json={"system": "Be long."}, headers={"if-match": "*"})
     turn = (await b.post(f"{path}/turns", json={"input": "two"})).json()
