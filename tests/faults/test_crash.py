@@ -70,17 +70,18 @@ async def crash_on_model(folder: Path, url: str, model_dir: Path, load: Load, ki
 
 async def test_every_commit_point_and_random_moments(tmp_path: Path, url: str) -> None:
     kills = Kills(points(COMMITS, [2]), gateway=1, engine_front=1)
-    result = await crash_on_echo(tmp_path, url, Load("echo", turns=40, sessions=4), kills)
-    assert result["turns"] >= 40
+    load = Load("echo", turns=30, sessions=4)
+    result = await crash_on_echo(tmp_path, url, load, kills)
+    assert result["turns"] >= load.turns
 
 
 @pytest.mark.model
 async def test_the_real_engine_loses_its_model_process_and_its_front(tmp_path: Path, model_dir: Path) -> None:
     kills = Kills(points(["after_begin_commit", "before_finish_commit"], [3]), engine_front=1, engine_model=1)
-    load = Load(model_dir.name, turns=40, sessions=4, max_output_tokens=8)
+    load = Load(model_dir.name, turns=24, sessions=4, max_output_tokens=6)
     url = f"sqlite:///{tmp_path}/turnkeep.db"
     result = await crash_on_model(tmp_path, url, model_dir, load, kills)
-    assert result["turns"] >= 40
+    assert result["turns"] >= load.turns
 
 
 async def test_a_killed_gateway_leaves_an_incomplete_turn_and_a_session_that_works_at_once(
