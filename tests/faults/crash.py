@@ -78,7 +78,7 @@ async def crash(
     dice, story, started = random.Random(seed), Story(), time.monotonic()
     await engine.ready()
     await gateway.ready()
-    killer = asyncio.create_task(_kill(gateway, engine, kills, dice, story.killed))
+    killer = asyncio.create_task(_kill(gateway, engine, kills, dice, story))
     clients = [
         _converse(gateway.url, f"s{n}", load, story, killer, random.Random(seed + n)) for n in range(load.sessions)
     ]
@@ -118,26 +118,33 @@ def failpoints(kills: Kills, life: int) -> dict[str, str]:
     return {"TURNKEEP_FAILPOINT": kills.points[life - 1]} if life <= len(kills.points) else {}
 
 
-async def _kill(
-    gateway: Supervised, engine: Supervised, kills: Kills, dice: random.Random, killed: Counter[str]
-) -> None:
+async def _kill(gateway: Supervised, engine: Supervised, kills: Kills, dice: random.Random, story: Story) -> None:
     for life, point in enumerate(kills.points, 1):
         name = point.partition(":")[0]
         if not await gateway.dead(life, within_s=POINT_S):
             raise AssertionError(f"the failpoint {point} was not reached")
         assert gateway.codes[life - 1] == -signal.SIGKILL
-        killed[name] += 1
+        story.killed[name] += 1
     marks = ["gateway"] * kills.gateway + ["engine_front"] * kills.engine_front + ["engine_model"] * kills.engine_model
     dice.shuffle(marks)
     for mark in marks:
         await engine.ready()
         await gateway.ready()
+        await _answered(story)
         await asyncio.sleep(dice.uniform(0.05, 1.0))
         victim = gateway if mark == "gateway" else engine
         life = victim.lives
         victim.send(signal.SIGKILL, victim.children()[0] if mark == "engine_model" else None)
         assert await victim.dead(life), f"{mark} did not end"
-        killed[mark] += 1
+        story.killed[mark] += 1
+
+
+async def _answered(story: Story) -> None:
+    """Until one more turn was answered: kills that follow each other faster than an engine loads prove nothing."""
+    until, before = time.monotonic() + TURN_S, story.answered
+    while story.answered == before:
+        assert time.monotonic() < until, "no turn was answered after a kill"
+        await asyncio.sleep(0.02)
 
 
 async def _converse(

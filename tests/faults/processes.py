@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import random
 import signal
 import socket
 import sys
@@ -27,9 +28,15 @@ START_S = 120.0  # a loaded machine, a real model
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below the range from which the kernel takes the ports of outgoing connections.
+
+    One of those could take the port of a process that is dead just now, and it could not be started again.
+    """
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def serve_command(port: int, upstreams: Sequence[str], database: str) -> list[str]:

@@ -162,7 +162,7 @@ async def _half_a_turn(client: httpx.AsyncClient, text: str) -> None:
 async def test_two_hundred_turns_on_the_real_engine(tmp_path: Path, url: str, model_dir: Path) -> None:
     """The result is kept: bench/results/crash-DATABASE.json."""
     database = url.partition(":")[0]
-    kills = Kills(points(COMMITS, [1, 4]), gateway=6, engine_front=3, engine_model=3)
+    kills = Kills(points(COMMITS, [2]), gateway=4, engine_front=1, engine_model=2)
     load = Load(model_dir.name, turns=200, sessions=6, max_output_tokens=8)
     result = await crash_on_model(tmp_path, url, model_dir, load, kills)
     told = {"test": "pytest -m prove tests/faults/test_crash.py", "database": database, "machine": machine(), **result}
