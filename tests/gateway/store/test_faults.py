@@ -203,6 +203,18 @@ async def test_a_row_lock_held_by_another_is_waited_for_and_then_given_up(migrat
 
 
 @pytest.mark.postgres
+async def test_no_free_connection_is_waited_for_and_then_given_up(migrated_postgres: str) -> None:
+    database = connect(migrated_postgres, busy_timeout_s=0.5)
+    sleepers = [
+        asyncio.create_task(database.read(lambda c: c.execute(text("SELECT pg_sleep(0.45)")))) for _ in range(24)
+    ]
+    told = await asyncio.gather(*sleepers, return_exceptions=True)
+    assert {type(one) for one in told if isinstance(one, Exception)} == {StoreUnavailable}
+    assert sum(not isinstance(one, Exception) for one in told) >= 8
+    await database.close()
+
+
+@pytest.mark.postgres
 @pytest.mark.skipif("TURNKEEP_TEST_POSTGRES_URL" in os.environ, reason="stops processes of a server of its own")
 async def test_a_server_that_hangs_is_given_up_in_time(migrated_postgres: str, clean: Store) -> None:
     await clean.create_session(session())
