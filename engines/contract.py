@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 EMPTY_DIGEST = b"\0" * 32
 
@@ -135,13 +135,13 @@ class Usage:
     cached_tokens: int | None = None  # None: the engine does not say
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What one step added. The last delta of an answer carries `finish` and `usage`.
 
     `ids` holds every generated id, also those of end-of-turn and other special tokens; `text` is what they read as
     without special tokens, held back while a character is incomplete or a stop string may be starting. In chat
-    mode `ids` may be empty, and the engine's own parser fills `reasoning` and `tool_calls`.
+    mode `ids` may be empty, and the engine's own parser fills `reasoning` and `tool_calls`. A named tuple because one
+    is made for every chunk: a frozen dataclass of eight fields takes four times as long.
     """
 
     text: str = ""

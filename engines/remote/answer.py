@@ -54,8 +54,7 @@ class AnswerStream:
             return None
         try:
             chunk = await self._stream.read()
-            events = self._parser.feed(chunk) if chunk else []
-            parsed = [self._parse(event.data) for event in events if not self._is_done(event.data)]
+            found = self._parser.data_of(chunk) if chunk else []
         except EventTooLarge as error:
             raise self.broken(str(error)) from error
         except EngineUnreachable as error:
@@ -63,7 +62,13 @@ class AnswerStream:
         if not chunk:
             self._done = True
             return None
-        return parsed
+        events = []
+        for data in found:
+            if data == b"[DONE]":
+                self._done = True
+                break
+            events.append(self._parse(data))
+        return events
 
     def begun(self) -> None:
         """A delta goes out: from here on a break is EngineLost and each wait has the idle limit."""
@@ -98,17 +103,12 @@ class AnswerStream:
         else:
             self._stream.close()
 
-    def _is_done(self, data: bytes) -> bool:
-        if data == b"[DONE]":
-            self._done = True
-        return self._done
-
     def _parse(self, data: bytes) -> dict[str, Any]:
         try:
             event = orjson.loads(data)
         except orjson.JSONDecodeError as error:
             raise self.broken(f"an event is not JSON: {error}") from error
-        if not isinstance(event, dict):
+        if type(event) is not dict:
             raise self.broken("an event is no JSON object")
         return event
 

@@ -60,20 +60,22 @@ class TurnkeepEngine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         stream = await self._open(request)
         try:
-            ended = False
+            begun = False
             while (events := await stream.next()) is not None:
                 for event in events:
                     if "error" in event:
                         raise stream.failed(event)
                     if (delta := _read_delta(event)) is None:
                         continue
-                    stream.begun()
-                    if delta.finish is not None:
-                        ended = True
-                        stream.finished()
+                    if not begun:
+                        begun = True
+                        stream.begun()
+                    if delta.finish is None:
+                        yield delta
+                        continue
+                    stream.finished()
                     yield delta
-                    if ended:
-                        return
+                    return
             raise stream.lost("the answer ended without a finish reason")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise stream.broken(f"an event is not of the wire: {error!r}") from error
@@ -150,20 +152,22 @@ class TurnkeepEngine:
 
 def _read_delta(event: dict[str, Any]) -> Delta | None:
     """A delta of the wire; None for the first event, which generates nothing."""
-    if "ids" not in event:
+    if (ids := event.get("ids")) is None:
         if "prompt_tokens" in event:
             return None
         raise ValueError(f"an event with neither ids nor prompt_tokens: {sorted(event)}")
     finish = event.get("finish")
     logprobs = event.get("logprobs")
     if finish is None:
-        return Delta(event["text"], tuple(event["ids"]), logprobs=_read_logprobs(logprobs) if logprobs else ())
+        if not logprobs:
+            return Delta(event["text"], tuple(ids))
+        return Delta(event["text"], tuple(ids), logprobs=_read_logprobs(logprobs))
     if finish not in _FINISH:
         raise ValueError(f"unknown finish reason {finish!r}")
     usage = event["usage"]
     return Delta(
         event["text"],
-        tuple(event["ids"]),
+        tuple(ids),
         logprobs=_read_logprobs(logprobs) if logprobs else (),
         finish=finish,
         stop=event.get("stop"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, get_args
 
@@ -24,7 +23,7 @@ from gateway.sessions.command import Ask, Input, TurnCommand
 from gateway.sessions.events import logprob_json
 from gateway.sessions.items import check_answerable, items_from_messages, split_system
 from gateway.sessions.recognise import chain_to, find_chain, history_mode, is_side_task, session_key
-from gateway.sessions.run import Piece, TurnEnded, TurnRun, TurnStarted
+from gateway.sessions.run import Piece, TurnEnded, TurnRun
 from gateway.sessions.turn import start
 from gateway.settings import HistoryMode
 from gateway.store.records import HEAD, NewSession, SessionRecord
@@ -70,16 +69,14 @@ async def chat_completions(request: Request, caller: Caller) -> Response:
 
 async def _end_of(run: TurnRun) -> TurnEnded:
     """The terminal event, as a reader; a failed turn raises what it failed with."""
-    async with aclosing(run.follow()) as events:
-        async for _, happened in events:
-            if isinstance(happened, TurnEnded):
-                if happened.status == "failed":
-                    raise run.failure or UpstreamFailed(
-                        str((happened.error or {}).get("message", "the turn failed")),
-                        code=str((happened.error or {}).get("code", "turn_failed")),
-                    )
-                return happened
-    raise AssertionError("a followed turn always ends")
+    with run.reading():
+        ended = await run.wait_end()
+    if ended.status == "failed":
+        error = ended.error or {}
+        raise run.failure or UpstreamFailed(
+            str(error.get("message", "the turn failed")), code=str(error.get("code", "turn_failed"))
+        )
+    return ended
 
 
 async def _command(
@@ -312,24 +309,28 @@ def _call_delta(piece: Piece) -> dict[str, Any]:
 async def _stream(
     gateway: Gateway, command: TurnCommand, model: str, created: int, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
+    """What has happened since the last value, encoded; the end comes in one value with what is ready before it."""
     run = await start(gateway.room, command)
     chunks = _Chunks(f"chatcmpl-{run.turn_id}", created, model)
-    begun = False
-    async with aclosing(run.follow()) as events:
-        async for _, happened in events:
-            if isinstance(happened, Piece):
-                yield chunks.piece(happened) if begun else chunks.first() + chunks.piece(happened)
-                begun = True
-            elif isinstance(happened, TurnEnded):
-                if happened.status == "failed":
-                    if not begun and run.failure is not None:
-                        raise run.failure
-                    yield event(orjson.dumps({"error": happened.error}))
-                else:
-                    yield (b"" if begun else chunks.first()) + chunks.last(happened, include_usage=include_usage)
-            else:
-                assert isinstance(happened, TurnStarted)
-    yield b"data: [DONE]\n\n"
+    seen, begun = 0, False
+    with run.reading():
+        while True:
+            await run.wait_beyond(seen)
+            told = [chunks.piece(happened) for happened in run.events[seen:] if isinstance(happened, Piece)]
+            seen = len(run.events)
+            if told and not begun:
+                told[0], begun = chunks.first() + told[0], True
+            if run.ended is not None:
+                break
+            if told:
+                yield told[0] if len(told) == 1 else b"".join(told)
+    if run.ended.status == "failed":
+        if not begun and run.failure is not None:
+            raise run.failure
+        told.append(event(orjson.dumps({"error": run.ended.error})))
+    else:
+        told.append((b"" if begun else chunks.first()) + chunks.last(run.ended, include_usage=include_usage))
+    yield b"".join(told) + b"data: [DONE]\n\n"
 
 
 @router.get(

@@ -130,11 +130,9 @@ def respond(gateway: Gateway, command: TurnCommand, *, stream: bool) -> Response
 
     async def answer() -> Response:
         run = await start(gateway.room, command)
-        async with aclosing(run.follow()) as events:
-            async for _, happened in events:
-                if isinstance(happened, TurnEnded):
-                    return await _ended(gateway, run, happened)
-        raise AssertionError("a followed turn always ends")
+        with run.reading():
+            ended = await run.wait_end()
+        return await _ended(gateway, run, ended)
 
     return Awaited(answer)
 

@@ -24,6 +24,7 @@ from gateway.api.wire import BoundedHttp
 from gateway.commands.failure import CommandFailed, ExitCode
 
 WRITE_TIMEOUT_S = 60.0  # a client that reads nothing for this long is gone: it holds buffers, and perhaps a turn
+GC_ALLOCATIONS = 5_000  # before the collector looks; a turn makes hundreds, and next to none of them in cycles
 STARTUP_FAILED = 3  # uvicorn's exit status when the lifespan did not start
 
 
@@ -94,6 +95,7 @@ class _Server(uvicorn.Server):
         if self.started:
             gc.collect()
             gc.freeze()  # what is loaded stays: the collector need not walk it with every full collection
+            gc.set_threshold(GC_ALLOCATIONS, 20, 20)
             self._on_ready()
             sys.stdout.flush()
 

@@ -14,6 +14,8 @@ from gateway.sessions.answer import AnswerParser, AnswerPiece
 from gateway.sessions.answer_items import Answer
 from gateway.sessions.run import Piece
 
+_TEXT_ONLY = Delta()[2:]  # of a delta that adds ids and text and nothing else
+
 
 class AnswerReader:
     def __init__(self, parser: AnswerParser | None, new_id: Callable[[str], str]) -> None:
@@ -40,14 +42,20 @@ class AnswerReader:
         return len(self._ids)
 
     def push(self, delta: Delta) -> list[Piece]:
-        if delta.usage is not None:
-            self.usage = delta.usage
         if delta.ids:
             self._ids.extend(delta.ids)
+            self.started = True
+        if self._parser is None and delta[2:] == _TEXT_ONLY and delta.text:  # nearly every chunk of a plain family
+            self.started = True
+            piece = Piece("content", delta.text)
+            self.answer.add(piece)
+            return [piece]
+        if delta.usage is not None:
+            self.usage = delta.usage
         pieces = self._parsed(delta) if self._parser is not None else self._told(delta)
         if delta.finish is not None:
             self.finish = delta.finish
-        if pieces or delta.ids:
+        if pieces:
             self.started = True
         for piece in pieces:
             self.answer.add(piece)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,9 +28,12 @@ class TurnStarted:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
-    """A piece of the answer. `index` numbers the tool calls; id and name come with a call's first piece."""
+    """A piece of the answer. `index` numbers the tool calls; id and name come with a call's first piece.
+
+    Never changed, though not frozen: one is made for every chunk, and a frozen one takes three times as long.
+    """
 
     kind: Literal["content", "reasoning", "tool_call"]
     text: str = ""
@@ -74,18 +78,19 @@ class TurnRun:
         self.cancel_reason: str | None = None
         self._on_cancel: Callable[[], object] | None = None
         self._readers = 0
-        self._waiters: list[asyncio.Future[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiters: list[asyncio.Future[None]] = []  # for the next event
+        self._end_waiters: list[asyncio.Future[None]] = []
 
     def emit(self, event: TurnEvent) -> None:
         self.events.append(event)
         if isinstance(event, TurnEnded):
             self.ended = event
+            _wake(self._end_waiters)
         elif self.first_piece_at is None and isinstance(event, Piece):
             self.first_piece_at = time.monotonic()
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        if self._waiters:
+            _wake(self._waiters)
 
     def cancel(self, reason: str) -> None:
         """Ask the turn to stop; the first reason stays."""
@@ -103,15 +108,22 @@ class TurnRun:
     async def wait_beyond(self, count: int) -> None:
         """Until more than `count` events are there, or no more will come."""
         while len(self.events) <= count and self.ended is None:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
+            await self._waiter_in(self._waiters)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Counts whoever is inside as a reader. A reader that leaves may end the turn."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+            self.left_alone()
 
     async def follow(self, after: int = 0) -> AsyncGenerator[tuple[int, TurnEvent], None]:
-        """(sequence number, event) for every event past `after`, to the end. A reader that leaves may end the turn."""
-        self._readers += 1
+        """(sequence number, event) for every event past `after`, to the end, as one of its readers."""
         at = after
-        try:
+        with self.reading():
             while True:
                 await self.wait_beyond(at)
                 if at >= len(self.events):  # it has ended, and the reader has seen as much, or asks for more than was
@@ -121,16 +133,28 @@ class TurnRun:
                 yield at, event
                 if isinstance(event, TurnEnded):
                     return
-        finally:
-            self._readers -= 1
-            self.left_alone()
 
     def left_alone(self) -> None:
         """Whoever waited for this turn is gone: where nobody else follows it, on_disconnect says what becomes of it."""
         if self._readers == 0 and self.ended is None and self.on_disconnect == "cancel":
             self.cancel("client_disconnected")
 
-    async def wait_end(self) -> None:
-        """Until the terminal event is there, without counting as a reader."""
+    async def wait_end(self) -> TurnEnded:
+        """The terminal event, once it is there, without counting as a reader; what comes before wakes nobody here."""
         while self.ended is None:
-            await self.wait_beyond(len(self.events))
+            await self._waiter_in(self._end_waiters)
+        return self.ended
+
+    def _waiter_in(self, waiters: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+        if self._loop is None:  # looked up once: each look-up is a system call, to see a fork
+            self._loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        waiters.append(waiter)
+        return waiter
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
