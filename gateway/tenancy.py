@@ -13,6 +13,7 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gateway.errors import Forbidden, Unauthorized
 from gateway.secrets import derive
@@ -23,6 +24,7 @@ SCOPES = frozenset({"chat", "sessions", "read", "admin"})
 USER_SCOPES = frozenset({"chat", "sessions"})
 KEY = re.compile(r"tk-[A-Za-z0-9_-]{43}")  # 256 bits in base64url
 TENANT = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAMES_KEPT = 4_096  # sessions whose name towards replicas is remembered, about 300 bytes each
 ID_LENGTH = 11  # "tk-" and 48 of the 256 bits: enough to tell keys apart, too few to guess the rest
 
 
@@ -108,9 +110,14 @@ def affinity(secret: bytes, tenant_id: str, session_id: str) -> str:
 
 
 def affinities(secret: bytes) -> Callable[[str, str], str]:
-    """`affinity` for a gateway that asks for one every turn: the key is derived once."""
+    """`affinity` for a gateway that asks for one every turn: the key is derived once, the latest names are kept."""
     key = derive(secret, "affinity")
-    return lambda tenant_id, session_id: _name(key, tenant_id, session_id)
+
+    @lru_cache(NAMES_KEPT)
+    def name(tenant_id: str, session_id: str) -> str:
+        return _name(key, tenant_id, session_id)
+
+    return name
 
 
 def _name(key: bytes, *parts: str) -> str:

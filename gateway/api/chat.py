@@ -269,12 +269,16 @@ class _Chunks:
     created: int
     model: str
     head: bytes = b""
+    text: bytes = b""  # of a chunk that is nothing but content, up to it
 
     def __post_init__(self) -> None:
         frame = {"id": self.id, "object": "chat.completion.chunk", "created": self.created, "model": self.model}
         self.head = b"data: " + orjson.dumps(frame)[:-1] + b',"choices":[{"index":0,"delta":'
+        self.text = self.head + b'{"content":'
 
     def piece(self, piece: Piece) -> bytes:
+        if piece.kind == "content" and not piece.logprobs:
+            return self.text + orjson.dumps(piece.text) + b'},"logprobs":null,"finish_reason":null}]}\n\n'
         if piece.kind == "content":
             delta = b'{"content":' + orjson.dumps(piece.text) + b"}"
         elif piece.kind == "reasoning":

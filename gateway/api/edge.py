@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -72,6 +73,7 @@ class Edge:
             )
 
 
+@lru_cache(32)
 def host_of(value: str) -> str | None:
     """The name in a Host header, without port and brackets; None where it is none."""
     try:

@@ -28,6 +28,9 @@ from gateway.sessions.tool_choice import tool_grammar
 
 Mode = Literal["ids", "chat"]
 
+_SHAPING = tuple(f.name for f in fields(Shape) if f.name != "max_tokens")
+_NEUTRAL = Sampling(max_tokens=1)
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -194,11 +197,7 @@ def sampling_of(
     stop_ids: tuple[int, ...] = (),
     grammar: Grammar | None = None,
 ) -> Sampling:
-    given = {
-        f.name: getattr(shape, f.name)
-        for f in fields(Shape)
-        if f.name != "max_tokens" and getattr(shape, f.name) is not None
-    }
+    given = {name: value for name in _SHAPING if (value := getattr(shape, name)) is not None}
     return Sampling(
         max_tokens=answer_tokens(window, prompt_tokens, shape.max_tokens, default_max_tokens),
         stop_token_ids=stop_ids,
@@ -209,13 +208,9 @@ def sampling_of(
 
 def check_sampling(sampling: Sampling, shape: Shape, caps: Capabilities, replica: str) -> None:
     """Refuse what this replica would ignore."""
-    neutral = Sampling(max_tokens=1)
-    for f in fields(Shape):
-        if f.name in ("max_tokens", "logprobs"):
-            continue
-        asked = getattr(sampling, f.name)
-        if asked != getattr(neutral, f.name) and f.name not in caps.sampling:
-            raise BadRequest(f"{replica} does not take {f.name}", code="unsupported_parameter", param=f.name)
+    for name in _SHAPING:
+        if name != "logprobs" and getattr(sampling, name) != getattr(_NEUTRAL, name) and name not in caps.sampling:
+            raise BadRequest(f"{replica} does not take {name}", code="unsupported_parameter", param=name)
     if sampling.logprobs is not None and sampling.logprobs > caps.max_logprobs:
         raise BadRequest(
             f"{replica} gives at most {caps.max_logprobs} logprobs, {sampling.logprobs} were asked for",

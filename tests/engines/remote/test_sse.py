@@ -103,6 +103,9 @@ def test_any_stream_in_any_split_reads_as_the_whole_stream_line_by_line(pieces: 
     parser = SseParser()
     events = [e for a, b in pairwise(borders) for e in parser.feed(stream[a:b])]
     assert read(events) == naive(stream)
+    plain = SseParser()
+    data = [d for a, b in pairwise(borders) for d in plain.data_of(stream[a:b])]
+    assert data == [event.data for event in events]
 
 
 def test_retry_is_kept_and_anything_but_digits_ignored() -> None:
