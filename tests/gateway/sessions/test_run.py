@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
+import pytest
+
 from gateway.sessions.run import Piece, TurnEnded, TurnRun
+
+pytestmark = pytest.mark.anyio
 
 ENDED = TurnEnded("turn_1", None, None, "completed", "stop", (), {}, {})
 
