@@ -29,6 +29,7 @@ import uvloop
 
 from bench.processes import Running, python, started
 from bench.talk import Answer, Client, Talk, ask_without_reuse
+from engines.local.model_process import WAIT_POLICY
 from engines.local.weights import DEMO_NAME, resolve_model
 from engines.remote.http import Timeouts, Upstream
 from engines.remote.turnkeep import TurnkeepEngine
@@ -293,6 +294,7 @@ async def measure(model: Path, shape: Shape, *, threads: int | None, peer: bool)
         tokens = ModelTokens.load(model, name=ready["model"])
         reference = None
         if peer:
+            os.environ.setdefault("OMP_WAIT_POLICY", WAIT_POLICY)  # before torch comes in: the peer waits as the engine
             from bench.reference import Reference
 
             reference = Reference(model, threads)

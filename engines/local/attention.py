@@ -4,9 +4,10 @@
     q        [1, heads, tokens, key_dim]   k, v [1, kv_heads, tokens, dim], after RoPE
 
 The model passes our `kv=KVStep` through its **kwargs. Each call writes the layer's k and v into pages, then attends:
-decode rows all at once over their padded page tables, chunks one by one. Queries of a GQA group are folded into the
-query axis ([kv_heads, group, dim]), so K/V are never repeated. Honoured: scaling, sliding_window, softcap, and s_aux
-(sinks).
+chunks one by one; decode rows one by one on a CPU (a row whose pages stand in one run is read where it lies, and no
+row is padded or masked), elsewhere all at once over their padded page tables. Queries of a GQA group are folded into
+the query axis ([kv_heads, group, dim]), so K/V are never repeated.
+Honoured: scaling, sliding_window, softcap, and s_aux (sinks).
 
 No mask function is registered beside it, so transformers builds no mask; a mask that comes all the same is refused.
 """
@@ -21,14 +22,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from engines.local.kv.storage import KVStorage, LayerShape
+from engines.local.kv.storage import KVStorage, LayerShape, Span
 
 IMPLEMENTATION = "turnkeep_paged"
 
 
 @dataclass(slots=True)
-class DecodeRows:
-    """The first `count` tokens of the batch: one of each decoding sequence."""
+class DecodeSpans:
+    """The first tokens of the batch: one of each decoding sequence, and where that sequence's K/V lies."""
+
+    spans: tuple[Span, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.spans)
+
+
+@dataclass(slots=True)
+class DecodeTables:
+    """The first `count` tokens of the batch: one of each decoding sequence, their page tables as one."""
 
     count: int
     table: Tensor  # int64 [count * pages], row after row, padded with page 0
@@ -58,22 +70,22 @@ class Chunk:
     start: int
     stop: int
     past: int
-    pages: Tensor  # int64, of all positions before the chunk's end
+    span: Span  # of all positions before the chunk's end
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
         return self.past + self.stop - self.start
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+    def mask(self, window: int | None, like: Tensor) -> Tensor:
         """Additive [tokens, length]: causal from the bottom right, and not further back than the window."""
         if window not in self.masks:
-            query = torch.arange(self.past, self.length, device=self.pages.device)[:, None]
-            key = torch.arange(self.length, device=self.pages.device)
+            query = torch.arange(self.past, self.length, device=like.device)[:, None]
+            key = torch.arange(self.length, device=like.device)
             seen = key <= query
             if window is not None:
                 seen &= key > query - window
-            self.masks[window] = _additive(seen, dtype)
+            self.masks[window] = _additive(seen, like.dtype)
         return self.masks[window]
 
 
@@ -83,7 +95,7 @@ class KVStep:
 
     storage: KVStorage
     slots: Tensor  # int64 [tokens]: where each token's K/V is written
-    decode: DecodeRows | None
+    decode: DecodeSpans | DecodeTables | None
     chunks: tuple[Chunk, ...]
     calls: int = 0
 
@@ -150,17 +162,28 @@ def paged_attention(
     return out[None], None
 
 
-def _decode(storage: KVStorage, layer: int, rows: DecodeRows, query: Tensor, scores: Scores) -> Tensor:
+def _decode(storage: KVStorage, layer: int, rows: DecodeSpans | DecodeTables, query: Tensor, scores: Scores) -> Tensor:
     """query [heads, rows, dim] -> [rows, heads, value_dim]."""
     heads, count, dim = query.shape
+    kv_heads = storage.keys[layer].shape[2]
+    folded = query.transpose(0, 1).reshape(count, kv_heads, heads // kv_heads, dim)
+    if isinstance(rows, DecodeTables):
+        return _decode_tables(storage, layer, rows, folded, scores).reshape(count, heads, -1)
+    out = query.new_empty(count, kv_heads, heads // kv_heads, storage.values[layer].shape[3])
+    for row, span in enumerate(rows.spans):
+        key, value = storage.read(layer, span, last=scores.window)
+        out[row] = _attend(folded[row : row + 1], key, value, None, scores)[0]
+    return out.view(count, heads, -1)
+
+
+def _decode_tables(storage: KVStorage, layer: int, rows: DecodeTables, query: Tensor, scores: Scores) -> Tensor:
+    """query and result [rows, kv_heads, group, dim]."""
     keys = storage.keys[layer].index_select(0, rows.table)
     values = storage.values[layer].index_select(0, rows.table)
-    kv_heads = keys.shape[2]
-    keys = keys.view(count, -1, kv_heads, dim)[:, : rows.longest].transpose(1, 2)
+    count, kv_heads = query.shape[:2]
+    keys = keys.view(count, -1, kv_heads, keys.shape[3])[:, : rows.longest].transpose(1, 2)
     values = values.view(count, -1, kv_heads, values.shape[3])[:, : rows.longest].transpose(1, 2)
-    folded = query.transpose(0, 1).reshape(count, kv_heads, heads // kv_heads, dim)
-    mask = rows.mask(scores.window, rows.longest, query.dtype)
-    return _attend(folded, keys, values, mask, scores).reshape(count, heads, -1)
+    return _attend(query, keys, values, rows.mask(scores.window, rows.longest, query.dtype), scores)
 
 
 def _chunk(
@@ -170,11 +193,10 @@ def _chunk(
     heads, tokens = query.shape[1], query.shape[2]
     kv_heads = key.shape[1]
     if chunk.past:
-        key = storage.keys[layer].index_select(0, chunk.pages).flatten(0, 1)[: chunk.length].transpose(0, 1)[None]
-        value = storage.values[layer].index_select(0, chunk.pages).flatten(0, 1)[: chunk.length].transpose(0, 1)[None]
+        key, value = storage.read(layer, chunk.span)
     if scores.plain:
         causal = not chunk.past and (scores.window is None or scores.window >= chunk.length)
-        mask = None if causal else chunk.mask(scores.window, query.dtype)
+        mask = None if causal else chunk.mask(scores.window, query)
         grouped = heads != kv_heads
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=causal, scale=scores.scale, enable_gqa=grouped
@@ -182,7 +204,7 @@ def _chunk(
         return out[0].transpose(0, 1)
     group = heads // kv_heads
     folded = query.reshape(1, kv_heads, group * tokens, -1)
-    mask = chunk.mask(scores.window, query.dtype).repeat(group, 1)[None, None]
+    mask = chunk.mask(scores.window, query).repeat(group, 1)[None, None]
     out = _attend(folded, key, value, mask, scores)
     return out.reshape(heads, tokens, -1).transpose(0, 1)
 

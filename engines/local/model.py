@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engines.contract import EngineError
 from engines.local.attention import IMPLEMENTATION, KVStep, Probe, register
 from engines.local.kv.storage import LayerShape, bytes_per_token
+from engines.local.linear import favour_few_rows
 
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -94,6 +95,7 @@ def adopt(
     if window is None:
         raise ModelRefused(f"{name}: the config names no window (max_position_embeddings)")
     weights = module.get_input_embeddings().weight
+    favour_few_rows(module)
     return LoadedModel(
         name=name,
         module=module,

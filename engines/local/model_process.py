@@ -38,6 +38,9 @@ MAX_BUFFERED_BYTES = 4 << 20  # of one answer whose client does not read
 REPLY_TIMEOUT_S = 60.0  # forget and sessions wait for the end of a step
 STOP_S = 5.0
 CHILD = "engines.local.process"
+WAIT_POLICY = (
+    "passive"  # of OpenMP's threads between operations: spinning costs 2 to 4 times the CPU on a shared machine
+)
 
 
 class _Answer:
@@ -116,7 +119,7 @@ class ModelProcess:
             self._child = subprocess.Popen(  # noqa: ASYNC220
                 command,
                 pass_fds=[theirs.fileno()],
-                env=child_environment(),
+                env=child_environment(OMP_WAIT_POLICY=os.environ.get("OMP_WAIT_POLICY", WAIT_POLICY)),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
             )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.local.attention import Chunk, DecodeRows, KVStep
+from engines.local.attention import Chunk, DecodeSpans, DecodeTables, KVStep
 from engines.local.kv.storage import KVStorage
 from engines.local.model import LoadedModel
 from engines.local.scheduler import Row
@@ -53,19 +53,22 @@ class Runner:
         # a step in which nobody samples still needs one row: an empty product is not every model's case
         return self._tensor(ids), self._tensor(positions), self._tensor(slots), self._tensor(np.array(last or [at - 1]))
 
-    def _decode_rows(self, rows: Seq[Row]) -> DecodeRows | None:
-        tables = [np.array(row.seq.table, np.int64) for row in rows if row.count == 1]
-        if not tables:
+    def _decode_rows(self, rows: Seq[Row]) -> DecodeSpans | DecodeTables | None:
+        decoding = [row.seq for row in rows if row.count == 1]
+        if not decoding:
             return None
-        lengths = np.array([row.seq.written + 1 for row in rows if row.count == 1])
-        longest = int(lengths.max())
-        width = -(-longest // self._storage.block_size)
-        padded = np.zeros((len(tables), width), np.int64)
-        for i, table in enumerate(tables):
-            used = min(len(table), width)
-            padded[i, :used] = table[:used]
-        equal = bool((lengths == longest).all())
-        return DecodeRows(len(tables), self._tensor(padded.ravel()), self._tensor(lengths), longest, equal)
+        size = self._storage.block_size
+        lengths = [seq.written + 1 for seq in decoding]
+        tables = [
+            np.array(seq.table[: -(-length // size)], np.int64) for seq, length in zip(decoding, lengths, strict=True)
+        ]
+        if self._storage.device.type == "cpu":
+            return DecodeSpans(tuple(map(self._storage.span, tables, lengths)))
+        padded = np.zeros((len(tables), max(map(len, tables))), np.int64)
+        for row, table in zip(padded, tables, strict=True):
+            row[: len(table)] = table
+        longest, equal = max(lengths), min(lengths) == max(lengths)
+        return DecodeTables(len(tables), self._tensor(padded.ravel()), self._tensor(np.array(lengths)), longest, equal)
 
     def _chunks(self, rows: Seq[Row]) -> tuple[Chunk, ...]:
         size = self._storage.block_size
@@ -75,7 +78,7 @@ class Runner:
             if row.count > 1:
                 past = row.seq.written
                 table = np.array(row.seq.table[: -(-(past + row.count) // size)], np.int64)
-                chunks.append(Chunk(at, at + row.count, past, self._tensor(table)))
+                chunks.append(Chunk(at, at + row.count, past, self._storage.span(table, past + row.count)))
             at += row.count
         return tuple(chunks)
 

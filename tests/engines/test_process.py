@@ -276,3 +276,11 @@ def test_a_streamed_completion_of_text_works_on_echo(echo: RunningEngine) -> Non
     fields = {"model": "echo", "prompt": "<|im_start|>user\nhi there<|im_end|>\n", "stream": True, "max_tokens": 50}
     answer = echo.client.post("/v1/completions", json=fields)
     assert "".join(chunk["choices"][0]["text"] for chunk in events(answer.text)) == "hi there"
+
+
+def test_threads_of_the_model_process_sleep_between_operations(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with running_engine(options, STANDIN) as engine:
+        assert psutil.Process(model_pid(engine)).environ()["OMP_WAIT_POLICY"] == "passive"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,15 @@ class LayerShape:
 def bytes_per_token(shapes: Mapping[int, LayerShape], dtype: torch.dtype) -> int:
     """KV bytes of one token over all layers: sum of kv_heads * (key_dim + value_dim) * itemsize."""
     return sum(shape.elements for shape in shapes.values()) * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where the K/V of a sequence's first `length` tokens lies: in consecutive slots from `slot` on, or in `pages`."""
+
+    length: int
+    slot: int | None
+    pages: Tensor | None  # int64; None where `slot` is given
 
 
 class KVStorage:
@@ -65,6 +75,27 @@ class KVStorage:
         """`key` [tokens, kv_heads, key_dim], `value` likewise, to `slots` [tokens] int64."""
         self.key_slots[layer].index_copy_(0, slots, key)
         self.value_slots[layer].index_copy_(0, slots, value)
+
+    def span(self, table: np.ndarray, length: int) -> Span:
+        """Of a page table, int64, one entry for each page of `length` tokens."""
+        if int(table[-1]) - int(table[0]) == len(table) - 1 and bool((np.diff(table) == 1).all()):
+            return Span(length, int(table[0]) * self.block_size, None)
+        return Span(length, None, torch.from_numpy(table).to(self.device))
+
+    def read(self, layer: int, span: Span, *, last: int | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, kv_heads, tokens, dim] of the span, or of its `last` tokens.
+
+        Where the pages are one run nothing is copied: what comes back is the pool itself, to be read at once.
+        """
+        start = max(span.length - last, 0) if last is not None else 0
+        if span.slot is not None:
+            at = slice(span.slot + start, span.slot + span.length)
+            keys, values = self.key_slots[layer][at], self.value_slots[layer][at]
+        else:
+            assert span.pages is not None
+            keys = self.keys[layer].index_select(0, span.pages).flatten(0, 1)[start : span.length]
+            values = self.values[layer].index_select(0, span.pages).flatten(0, 1)[start : span.length]
+        return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
     def freed(self, pages: Pages) -> None:
         if self._nan_fill:
