@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -160,12 +161,16 @@ async def _half_a_turn(client: httpx.AsyncClient, text: str) -> None:
 @pytest.mark.model
 @pytest.mark.timeout(3600)
 async def test_two_hundred_turns_on_the_real_engine(tmp_path: Path, url: str, model_dir: Path) -> None:
-    """The result is kept: bench/results/crash-DATABASE.json."""
-    database = url.partition(":")[0]
-    kills = Kills(points(COMMITS, [2]), gateway=4, engine_front=1, engine_model=2)
-    load = Load(model_dir.name, turns=200, sessions=6, max_output_tokens=8)
+    """The result is kept: bench/results/crash-DATABASE.json. TURNKEEP_CRASH_TURNS=N: fewer turns, and four kills."""
+    database, turns = url.partition(":")[0], int(os.environ.get("TURNKEEP_CRASH_TURNS", "200"))
+    kills = Kills(points(COMMITS, [1, 4]), gateway=6, engine_front=3, engine_model=3)
+    if turns < 200:
+        kills = Kills(points(["after_begin_commit", "before_finish_commit"], [2]), gateway=1, engine_model=1)
+    load = Load(model_dir.name, turns=turns, sessions=4, max_output_tokens=8)
     result = await crash_on_model(tmp_path, url, model_dir, load, kills)
-    told = {"test": "pytest -m prove tests/faults/test_crash.py", "database": database, "machine": machine(), **result}
+    test = "pytest -m prove tests/faults/test_crash.py"
+    test = test if turns == 200 else f"TURNKEEP_CRASH_TURNS={turns} {test}"
+    told = {"test": test, "database": database, "machine": machine(), **result}
     kept = ROOT / "bench" / "results" / f"crash-{database}.json"
     await asyncio.to_thread(kept.parent.mkdir, parents=True, exist_ok=True)
     await asyncio.to_thread(kept.write_text, json.dumps(told, indent=1) + "\n")
