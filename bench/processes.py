@@ -50,19 +50,31 @@ class Running:
 def started(
     command: Sequence[str], *, folder: Path, ready: str, environ: Mapping[str, str] | None = None
 ) -> Iterator[Running]:
-    """Run `command` in `folder` until the context ends; entered once a line of its output matches `ready`."""
+    """Run `command` in `folder` until the context ends; entered once a line of its output matches `ready`.
+
+    Its standard input closes when this process ends, however that happens: an engine started with
+    `--exit-with-parent` leaves no orphan.
+    """
     given = {name: value for name, value in os.environ.items() if not name.startswith("TURNKEEP_")}
     given |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(environ or {})}
     name = Path(command[0]).name
     output = folder / f"{name}-{time.monotonic_ns()}.log"
     with output.open("wb") as sink:
         child = subprocess.Popen(
-            command, cwd=folder, env=given, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=folder,
+            env=given,
+            stdin=subprocess.PIPE,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             said = _heard(child, output, re.compile(ready))
             yield Running(psutil.Process(child.pid), said)
         finally:
+            assert child.stdin is not None
+            child.stdin.close()
             _end(child)
 
 

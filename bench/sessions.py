@@ -280,7 +280,7 @@ def find_model(asked: str | None) -> Path:
 
 def start_engine(stack: ExitStack, folder: Path, model: Path, threads: int | None) -> Running:
     options = ["--model", str(model), "--port", "0", "--pool-bytes", str(POOL_BYTES), "--device", "cpu"]
-    options += ["--dtype", "float32", *(["--threads", str(threads)] if threads else [])]
+    options += ["--dtype", "float32", "--exit-with-parent", *(["--threads", str(threads)] if threads else [])]
     command = python("gateway.cli", "engine", *options)
     return stack.enter_context(started(command, folder=folder, ready='"event":"ready"'))
 
