@@ -124,11 +124,8 @@ def served(folder: Path, engines: Mapping[str, Engine] | None = None, **settings
 
 
 @contextmanager
-def loop_turns(url: str, *, within_s: float = 1.5) -> Iterator[list[float]]:
-    """`/livez` asked all the while from another thread: every answer comes within `within_s`.
-
-    The bound tells a loop that is blocked for seconds from one that shares its processor with other tests.
-    """
+def loop_turns(url: str, *, within_s: float = 0.2) -> Iterator[list[float]]:
+    """`/livez` asked all the while from another thread: every answer comes within `within_s`."""
     took: list[float] = []
     done = threading.Event()
 

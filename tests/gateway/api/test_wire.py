@@ -201,6 +201,6 @@ def test_a_megabyte_of_text_does_not_hold_the_loop(gateway: Served, route: Route
 
 
 def test_twenty_megabytes_are_too_many_to_tokenize(gateway: Served) -> None:
-    with nothing_saved(gateway), loop_turns(gateway.url, within_s=2.0):
+    with nothing_saved(gateway), loop_turns(gateway.url, within_s=0.5):
         answer = ROUTES[0].send(gateway, ROUTES[0].with_text(f'"{"a" * 19 * MIB}"'))
         refused(answer, 413, "request_too_large")
