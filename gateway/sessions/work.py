@@ -78,15 +78,14 @@ class TurnWork:
         try:
             if log is not None:
                 await log.flush()
-            ended = await self._finish()
+            self.run.emit(await self._finish())
         except Exception as error:
             self.run.failure = as_failure(error)
-            ended = self._ended(outcome(self.run, self.reader, self.run.failure), {})
-            self.run.emit(ended)
+            self.run.emit(self._ended(outcome(self.run, self.reader, self.run.failure), {}))
             raise
-        self.run.emit(ended)
-        if log is not None:
-            await log.close()
+        finally:
+            if log is not None:
+                await log.close()
         if bug is not None:
             raise bug
 
