@@ -1,10 +1,41 @@
-"""How full a window is, and whether it is time to act. Pure arithmetic over token counts."""
+"""How full a window is, when it is time to act, and what a session allows. Pure arithmetic over token counts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 TRIGGER = 0.70  # compact when prompt and answer's reserve pass this share of the window
+TARGET = 0.40  # and go down to this share: freeing only the excess compacts again at every following turn
+MIN_GAIN = 0.05  # of the window: less is not worth a broken prefix
+RESERVE_SHARE = 4  # an answer's reserve is at most a quarter of the window
+BREAKER_FAILURES = 3  # after so many compactions in a row that brought nothing ...
+BREAKER_GROWTH = 0.05  # ... the next waits until the prompt has grown by this share of the window
+
+Strategy = Literal["summarize", "extract", "trim", "off"]
+OnOverflow = Literal["compact", "truncate", "error"]
+Mode = Literal["auto", "manual"]
+Reasoning = Literal["template", "keep", "strip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a session lets be done with its old turns.
+
+    `mode` manual: only when asked for. `on_overflow`: what a prompt longer than the window brings about. `reasoning`:
+    what becomes of old turns' reasoning when they are rendered anew. `summariser`: another model than the session's.
+    """
+
+    strategy: Strategy = "summarize"
+    mode: Mode = "auto"
+    on_overflow: OnOverflow = "compact"
+    trigger_ratio: float = TRIGGER
+    target_ratio: float = TARGET
+    keep_first: int = 1
+    keep_last: int = 3
+    tokens_per_turn: int = 40  # of a summary, for each turn it replaces
+    reasoning: Reasoning = "template"
+    summariser: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +68,18 @@ class Budget:
 def answer_tokens(window: int, prompt_tokens: int, asked: int | None, default: int) -> int:
     """How many tokens the answer may have: what was asked for (or the default), at most what the window has left."""
     return max(0, min(asked if asked is not None else default, window - prompt_tokens))
+
+
+def answer_reserve(window: int, asked: int | None, default: int) -> int:
+    """Tokens that stay free for the answer: what it may take, at most a quarter of the window."""
+    return min(asked if asked is not None else default, window // RESERVE_SHARE)
+
+
+def least_gain(window: int) -> int:
+    """Tokens that a compaction must free to be made at all."""
+    return max(1, int(MIN_GAIN * window))
+
+
+def breaker_open(failures: int, tokens_then: int, tokens_now: int, window: int) -> bool:
+    """Whether a session that compacted in vain `failures` times in a row, last at `tokens_then`, is left alone now."""
+    return failures >= BREAKER_FAILURES and tokens_now - tokens_then < BREAKER_GROWTH * window
