@@ -11,79 +11,27 @@ least gain at least, and brings it below the trigger; what cannot is a NoPlan wi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from compression.budget import Policy, Strategy, least_gain
 from compression.cost import Option, cheapest, expected_turns, price
+from compression.cuts import PlannedCut, cuts_down_to
+from compression.ground import FRAME_TOKENS, Ground, SizedPart, SizedTurn
+from compression.merges import Merge, merged
+from compression.ranges import Range, ranges_down_to, with_new
 from compression.segments import Segment
-from compression.view import Cut, Part, layout
 
-FRAME_TOKENS = 48  # around the segments of one summary message: heading, ending, roles, what is said to it
-LEAST_SEGMENT = 24  # tokens; a shorter summary says nothing
-MARKER_TOKENS = 12  # "[n earlier turns were removed]"
-MERGE_FAN = 4  # segments of one rank make one of the next
-MERGE_SHARE = 0.5  # of the target: segments may take so much before they are merged
-OVERSIZED = 0.125  # of the window: a message longer than that may be cut in its middle
-CUT_SHARE = 4  # an oversized message keeps a quarter
-MASK_TOKENS = 24  # "[tool output of 812 tokens left out]"
-MASKED_TOOL = 64  # tokens: a shorter tool output is not worth a marker
+__all__ = ["Merge", "NoPlan", "Plan", "PlannedCut", "Range", "SizedPart", "SizedTurn", "Urgency", "plan"]
 
-
-@dataclass(frozen=True, slots=True)
-class SizedPart:
-    """One item of a turn as it stands in the prompt now. `kind` None: nothing that is ever cut out."""
-
-    part: Part
-    index: int
-    tokens: int
-    kind: Cut | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SizedTurn:
-    """`tokens`: of the whole turn as it is rendered raw, less what elisions took. `open_calls`: tool calls that are
-    unanswered at its end, so that the next turn belongs to it."""
-
-    id: str
-    tokens: int
-    pinned: bool = False
-    open_calls: bool = False
-    parts: tuple[SizedPart, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Turns in a row that one new segment replaces."""
-
-    turn_ids: tuple[str, ...]
-    source_tokens: int
-    budget_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    segment_ids: tuple[str, ...]
-    turn_ids: tuple[str, ...]
-    rank: int
-    budget_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedCut:
-    turn_id: str
-    part: Part
-    index: int
-    kind: Cut
-    tokens: int
-    budget_tokens: int
+Replacing = Literal["trim", "summarize", "extract"]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`tokens_after` counts each budget as used up. `first_changed`: tokens of the prompt before its first change."""
 
-    way: Literal["trim", "elide", "summarize", "extract"]
+    way: Literal["elide"] | Replacing
     ranges: tuple[Range, ...]
     merges: tuple[Merge, ...]
     cuts: tuple[PlannedCut, ...]
@@ -150,40 +98,23 @@ def plan(
     `overhead_tokens`: system prompt, tools, and what comes in new. `urgency` auto: past the trigger only; asked: as far
     as the policy lets; hard: the prompt must fit the window, whatever the trigger says.
     """
-    ground = _Ground(turns, segments, window, reserve_tokens, overhead_tokens, policy, frame_tokens, block_size)
-    before = ground.tokens(segments, {})
+    ground = Ground(tuple(turns), tuple(segments), window, overhead_tokens, policy, frame_tokens, block_size)
+    before = ground.before
     allowed = _allowed(window, reserve_tokens, policy, urgency)
     if policy.strategy == "off" and urgency != "hard":
         return NoPlan("off", before, before, allowed)
     if urgency != "asked" and before <= allowed:
         return NoPlan("below_trigger", before, before, allowed)
     goal = 0 if urgency == "asked" else min(allowed, int(policy.target_ratio * window))
-    drafts = [
-        draft for draft in (_elided(ground, goal, allowed), _replaced(ground, goal, allowed)) if draft is not None
-    ]
+    drafts = [draft for draft in (_elided(ground, goal, allowed), _replaced(ground, goal, allowed)) if draft]
+    options = (_keep(ground, allowed), *(_priced(draft, ground, allowed, urgency) for draft in drafts))
     if not drafts:
-        return NoPlan("nothing", before, before, allowed, (_keep(before, allowed, ground),))
-    options = [_keep(before, allowed, ground)]
-    by_way: dict[str, Plan] = {}
-    for draft in drafts:
-        options.append(_priced(draft, ground, before, allowed, urgency))
-        by_way[draft.way] = draft
+        return NoPlan("nothing", before, before, allowed, options)
     best = cheapest(option for option in options if option.way != "keep")
     if best is None:
         least = min(draft.tokens_after for draft in drafts)
-        reason: Literal["gain", "floor"] = "gain" if least <= allowed else "floor"
-        return NoPlan(reason, before, least, allowed, tuple(options))
-    chosen = by_way[best.way]
-    return Plan(
-        chosen.way,
-        chosen.ranges,
-        chosen.merges,
-        chosen.cuts,
-        before,
-        chosen.tokens_after,
-        chosen.first_changed,
-        tuple(options),
-    )
+        return NoPlan("gain" if least <= allowed else "floor", before, least, allowed, options)
+    return replace(next(draft for draft in drafts if draft.way == best.way), options=options)
 
 
 def _allowed(window: int, reserve: int, policy: Policy, urgency: Urgency) -> int:
@@ -192,78 +123,13 @@ def _allowed(window: int, reserve: int, policy: Policy, urgency: Urgency) -> int
     return max(0, share - reserve)
 
 
-class _Ground:
-    """What a plan is made on: sizes, who must be kept, and in which units the rest goes."""
-
-    def __init__(
-        self,
-        turns: Sequence[SizedTurn],
-        segments: Sequence[Segment],
-        window: int,
-        reserve: int,
-        overhead: int,
-        policy: Policy,
-        frame: int,
-        block_size: int,
-    ) -> None:
-        self.turns, self.segments, self.window, self.reserve = turns, tuple(segments), window, reserve
-        self.overhead, self.policy, self.frame, self.block_size = overhead, policy, frame, block_size
-        self.ids = [turn.id for turn in turns]
-        self.size = {turn.id: turn.tokens for turn in turns}
-        self.pinned = frozenset(turn.id for turn in turns if turn.pinned)
-        self.covered = frozenset(id for segment in segments for id in segment.turn_ids) - self.pinned
-        first, last = policy.keep_first, max(1, policy.keep_last)
-        self.kept = {turn.id for turn in (*turns[:first], *turns[-last:])} | self.pinned
-        self.units = self._units()
-
-    def _units(self) -> list[tuple[SizedTurn, ...]]:
-        """Units that may be replaced, oldest first."""
-        units: list[list[SizedTurn]] = []
-        for turn in self.turns:
-            if units and units[-1][-1].open_calls:
-                units[-1].append(turn)
-            else:
-                units.append([turn])
-        return [tuple(u) for u in units if not any(t.id in self.kept or t.id in self.covered for t in u)]
-
-    def tokens(self, segments: Sequence[Segment], sizes: dict[str, int]) -> int:
-        """Of the whole prompt, with these segments; `sizes`: turns that are shorter than they were."""
-        total, in_run = self.overhead, False
-        for entry in layout(self.ids, segments, self.pinned):
-            if isinstance(entry, Segment):
-                total += entry.tokens + (0 if in_run else self.frame)
-                in_run = True
-            else:
-                total += sizes.get(entry, self.size[entry])
-                in_run = False
-        return total
-
-    def first_changed(self, segments: Sequence[Segment], sizes: dict[str, int]) -> int:
-        """Tokens of the prompt as it is that the prompt with these segments begins with."""
-        before = layout(self.ids, self.segments, self.pinned)
-        after = layout(self.ids, segments, self.pinned)
-        total, in_run = self.overhead, False
-        for old, new in zip(before, after, strict=False):
-            if isinstance(old, Segment) or isinstance(new, Segment):
-                if old is not new:
-                    break
-                assert isinstance(old, Segment)
-                total += old.tokens + (0 if in_run else self.frame)
-                in_run = True
-            elif old != new or old in sizes:
-                break
-            else:
-                total += self.size[old]
-                in_run = False
-        return total
+def _elided(ground: Ground, goal: int, allowed: int) -> Plan | None:
+    """Parts of turns are cut out, no turn is replaced."""
+    cuts, sizes = cuts_down_to(ground, ground.segments, goal, allowed)
+    return _drafted(ground, "elide", (), (), cuts, ground.segments, sizes) if cuts else None
 
 
-def _elided(ground: _Ground, goal: int, allowed: int) -> Plan | None:
-    """Images first, then reasoning and tool outputs, then long messages in their middle, each oldest first."""
-    return _with_cuts(ground, "elide", (), (), ground.segments, goal, allowed)
-
-
-_WAYS: dict[Strategy, Literal["trim", "summarize", "extract"]] = {
+_WAYS: dict[Strategy, Replacing] = {
     "trim": "trim",
     "off": "trim",  # asked for by an overflow that may truncate
     "extract": "extract",
@@ -271,185 +137,52 @@ _WAYS: dict[Strategy, Literal["trim", "summarize", "extract"]] = {
 }
 
 
-def _replaced(ground: _Ground, goal: int, allowed: int) -> Plan | None:
+def _replaced(ground: Ground, goal: int, allowed: int) -> Plan | None:
     """As few of the oldest units as bring the prompt to the goal; cuts only where that is not enough."""
-    units = ground.units
-    if not units:
-        return None
-    low, high = 1, len(units)
-    while low < high:
-        middle = (low + high) // 2
-        if ground.tokens(_with_new(ground, _ranges(ground, units[:middle])), {}) <= goal:
-            high = middle
-        else:
-            low = middle + 1
-    ranges = _ranges(ground, units[:low])
+    ranges = ranges_down_to(ground, goal)
     if not ranges:
         return None
-    segments = _with_new(ground, ranges)
-    merges, segments = _merged(ground, segments)
-    way = _WAYS[ground.policy.strategy]
-    if ground.tokens(segments, {}) > allowed:
-        return _with_cuts(ground, way, ranges, merges, segments, allowed, allowed)
-    return _drafted(ground, way, ranges, merges, (), segments, {})
-
-
-def _ranges(ground: _Ground, units: Sequence[tuple[SizedTurn, ...]]) -> tuple[Range, ...]:
-    """Units in a row make one range; one that a frame would outweigh stays."""
-    place = {id: at for at, id in enumerate(ground.ids)}
-    groups: list[list[SizedTurn]] = []
-    for unit in units:
-        if groups and place[groups[-1][-1].id] + 1 == place[unit[0].id]:
-            groups[-1] += unit
-        else:
-            groups.append(list(unit))
-    ranges = []
-    for group in groups:
-        source = sum(turn.tokens for turn in group)
-        budget = _budget(ground.policy, len(group), source)
-        if source > budget + ground.frame:
-            ranges.append(Range(tuple(turn.id for turn in group), source, budget))
-    return tuple(ranges)
-
-
-def _budget(policy: Policy, turns: int, source_tokens: int) -> int:
-    if policy.strategy in ("trim", "off"):
-        return MARKER_TOKENS
-    return max(LEAST_SEGMENT, min(policy.tokens_per_turn * turns, source_tokens // 2))
-
-
-def _with_new(ground: _Ground, ranges: Sequence[Range]) -> tuple[Segment, ...]:
-    new = (
-        Segment(f"new{at}", each.turn_ids, "", each.budget_tokens, "extracted", source_tokens=each.source_tokens)
-        for at, each in enumerate(ranges)
-    )
-    return (*ground.segments, *new)
-
-
-def _merged(ground: _Ground, segments: tuple[Segment, ...]) -> tuple[tuple[Merge, ...], tuple[Segment, ...]]:
-    """While segments take more than their share, the oldest of the lowest rank that are enough in a row are merged."""
-    merges: list[Merge] = []
-    limit = MERGE_SHARE * ground.policy.target_ratio * ground.window
-    while sum(segment.tokens for segment in segments) > limit:
-        group = _mergeable(ground, segments)
-        if not group:
-            break
-        turn_ids = tuple(id for segment in group for id in segment.turn_ids)
-        budget = max(LEAST_SEGMENT, min(int(limit), sum(segment.tokens for segment in group)) // 2)
-        ids = tuple(segment.id for segment in group)
-        rank = max(segment.rank for segment in group) + 1
-        one = Segment(f"merged{len(merges)}", turn_ids, "", budget, "extracted", rank, merged=ids)
-        merges.append(Merge(ids, turn_ids, one.rank, budget))
-        at = segments.index(group[0])
-        segments = (*segments[:at], one, *(s for s in segments[at:] if s not in group))
-    return tuple(merges), segments
-
-
-def _mergeable(ground: _Ground, segments: Sequence[Segment]) -> list[Segment]:
-    """MERGE_FAN frozen segments of one rank in one message, the lowest rank first; where there are none, all frozen
-    ones of the longest message. What is new now is left alone."""
-    runs: list[list[Segment]] = [[]]
-    for entry in layout(ground.ids, segments, ground.pinned):
-        if not isinstance(entry, Segment):
-            runs.append([])
-        elif not entry.id.startswith(("new", "merged")):
-            runs[-1].append(entry)
-    for rank in sorted({segment.rank for segment in segments}):
-        for run in runs:
-            same = [segment for segment in run if segment.rank == rank]
-            if len(same) >= MERGE_FAN:
-                return same[:MERGE_FAN]
-    longest = max(runs, key=len)
-    return longest if len(longest) > 1 else []
-
-
-def _with_cuts(
-    ground: _Ground,
-    way: Literal["trim", "elide", "summarize", "extract"],
-    ranges: tuple[Range, ...],
-    merges: tuple[Merge, ...],
-    segments: tuple[Segment, ...],
-    goal: int,
-    allowed: int,
-) -> Plan | None:
-    """Cut down to the goal in turns that may be replaced; in those that are kept only what is needed to be allowed."""
-    covered = {id for segment in segments for id in segment.turn_ids} - ground.pinned
-    cuts: list[PlannedCut] = []
-    sizes: dict[str, int] = {}
-    tokens = ground.tokens(segments, sizes)
-    for cut in _cuttable(ground, covered):
-        if tokens <= (allowed if cut.turn_id in ground.kept else goal):
-            continue
-        cuts.append(cut)
-        sizes[cut.turn_id] = sizes.get(cut.turn_id, ground.size[cut.turn_id]) - cut.tokens + cut.budget_tokens
-        tokens -= cut.tokens - cut.budget_tokens
-    if not cuts and way == "elide":
-        return None
-    return _drafted(ground, way, ranges, merges, tuple(cuts), segments, sizes)
-
-
-_ORDER: dict[Cut, int] = {"image": 0, "reasoning": 1, "tool_output": 2, "oversized": 3}
-
-
-def _cuttable(ground: _Ground, covered: set[str]) -> list[PlannedCut]:
-    """What may be cut out: of turns that may be replaced first, then by kind, then oldest first."""
-    visible = [turn for turn in ground.turns if not turn.pinned and turn.id not in covered]
-    found = [
-        PlannedCut(turn.id, part.part, part.index, part.kind, part.tokens, budget)
-        for turn in visible
-        for part in turn.parts
-        if part.kind is not None and (budget := _cut_budget(part, part.kind, ground.window)) is not None
-    ]
-    return sorted(found, key=lambda cut: (cut.turn_id in ground.kept, _ORDER[cut.kind]))
-
-
-def _cut_budget(part: SizedPart, kind: Cut, window: int) -> int | None:
-    """Tokens that are left of a part after its cut; None where that is not worth it."""
-    if kind == "oversized":
-        return part.tokens // CUT_SHARE if part.tokens > OVERSIZED * window else None
-    if kind == "reasoning":
-        return 0
-    if kind == "tool_output":
-        return MASK_TOKENS if part.tokens >= MASKED_TOOL else None
-    return MARKER_TOKENS if part.tokens > MARKER_TOKENS else None
+    merges, segments = merged(ground, with_new(ground, ranges))
+    cuts, sizes = cuts_down_to(ground, segments, allowed, allowed)
+    return _drafted(ground, _WAYS[ground.policy.strategy], ranges, merges, cuts, segments, sizes)
 
 
 def _drafted(
-    ground: _Ground,
-    way: Literal["trim", "elide", "summarize", "extract"],
+    ground: Ground,
+    way: Literal["elide"] | Replacing,
     ranges: tuple[Range, ...],
     merges: tuple[Merge, ...],
     cuts: tuple[PlannedCut, ...],
     segments: tuple[Segment, ...],
     sizes: dict[str, int],
 ) -> Plan:
-    after = ground.tokens(segments, sizes)
-    return Plan(way, ranges, merges, cuts, 0, after, ground.first_changed(segments, sizes))
+    after, first_changed = ground.tokens(segments, sizes), ground.first_changed(segments, sizes)
+    return Plan(way, ranges, merges, cuts, ground.before, after, first_changed)
 
 
-def _keep(before: int, allowed: int, ground: _Ground) -> Option:
-    why = "past the trigger" if before > allowed else ""
+def _keep(ground: Ground, allowed: int) -> Option:
     return price(
         "keep",
-        tokens_before=before,
-        tokens_after=before,
-        first_changed=before,
+        tokens_before=ground.before,
+        tokens_after=ground.before,
+        first_changed=ground.before,
         turns_to_come=expected_turns(len(ground.turns)),
         block_size=ground.block_size,
-        eligible=before <= allowed,
-        why=why,
+        eligible=ground.before <= allowed,
+        why="past the trigger" if ground.before > allowed else "",
     )
 
 
-def _priced(draft: Plan, ground: _Ground, before: int, allowed: int, urgency: Urgency) -> Option:
+def _priced(draft: Plan, ground: Ground, allowed: int, urgency: Urgency) -> Option:
+    freed, least = draft.tokens_before - draft.tokens_after, least_gain(ground.window)
     why = ""
     if draft.tokens_after > allowed and urgency != "asked":
         why = f"{draft.tokens_after} tokens would still be left, {allowed} are allowed"
-    elif before - draft.tokens_after < least_gain(ground.window) and not (urgency == "hard" and not why):
-        why = f"it would free {before - draft.tokens_after} tokens, {least_gain(ground.window)} are the least"
+    elif freed < least and urgency != "hard":
+        why = f"it would free {freed} tokens, {least} are the least"
     return price(
         draft.way,
-        tokens_before=before,
+        tokens_before=draft.tokens_before,
         tokens_after=draft.tokens_after,
         first_changed=draft.first_changed,
         turns_to_come=expected_turns(len(ground.turns)),
