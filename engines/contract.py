@@ -52,7 +52,7 @@ class IdsPrompt:
     delta: bytes  # u32 little-endian
     num_tokens: int  # of the whole prompt, base included
     whole: Callable[[], Awaitable[bytes]]  # u32 little-endian, num_tokens of them
-    session: str | None = None  # opaque to the replica; names the path it may keep
+    session: str | None = None  # opaque to the replica; names the path it may keep (background work only reads it)
     base: Base | None = None
 
 
@@ -105,7 +105,7 @@ class GenerateRequest:
     prompt: IdsPrompt | ChatPrompt
     sampling: Sampling
     cache_salt: str = ""  # derived from the tenant, never from the client; equal salt is needed to share a block
-    priority: int = 0  # lower runs first; warm-up and compaction use larger numbers
+    priority: int = 0  # lower runs first; above 0 is background work (warm-up, compaction): see docs/engines.md
 
 
 @dataclass(frozen=True, slots=True)

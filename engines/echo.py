@@ -186,7 +186,7 @@ class EchoEngine:
 
     async def _run(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         session, base, delta = await self._prompt(request.prompt, request.cache_salt)
-        run = self.paths.start(session, request.cache_salt, base, delta)
+        run = self.paths.start(session, request.cache_salt, base, delta, keep=request.priority <= 0)
         said = self._answer(last_user_text(run.path.ids), request.sampling)
         ids, text, finish, stop = plan_answer(said, request.sampling)
         if self._prefill_tokens_per_s:

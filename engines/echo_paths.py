@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from engines.contract import EMPTY_DIGEST, Base, chain_digest
 from engines.echo_tokens import ID_BYTES
 
-Key = tuple[str | None, str, int]  # session, salt, number of the request where there is no session
+Key = tuple[str | None, str, int]  # session, salt, number of the request; 0 for the one path that a session keeps
 
 
 @dataclass(slots=True)
@@ -61,11 +61,16 @@ class PathStore:
         path = self._paths.get((session, salt, 0))
         return path is not None and path.marks.get(base.length) == base.digest
 
-    def start(self, session: str | None, salt: str, base: Base | None, delta: bytes) -> Run:
-        """Put a prompt in. `base` must be held. Without a base the path starts anew, though its blocks may be known."""
+    def start(self, session: str | None, salt: str, base: Base | None, delta: bytes, *, keep: bool = True) -> Run:
+        """Put a prompt in. `base` must be held. Without a base the path starts anew, though its blocks may be known.
+
+        `keep` off, as for background work: the session's path stays as it is, and this one stands beside it.
+        """
         self._number += 1
-        key = (session, salt, 0 if session is not None else self._number)
-        path = self._paths.pop(key, None) or Path()
+        kept = (session, salt, 0)
+        key = kept if session is not None and keep else (session, salt, self._number)
+        path = self._paths.pop(kept, None) if key == kept else self._copied(kept)
+        path = path or Path()
         found = self._cut(path, base.length) if base is not None else self._restart(path, delta)
         digest = path.marks[path.length if base is None else base.length]
         path.ids += delta
@@ -100,6 +105,13 @@ class PathStore:
         counted = Counter(block for path in self._paths.values() for block in path.blocks)
         assert counted == self._holders, "block holders do not add up"
         assert all(len(path.blocks) == path.length // self.block_size for path in self._paths.values())
+
+    def _copied(self, key: Key) -> Path | None:
+        path = self._paths.get(key)
+        if path is None:
+            return None
+        self._holders.update(path.blocks)
+        return Path(bytearray(path.ids), dict(path.marks), list(path.blocks), path.computed)
 
     def _cut(self, path: Path, length: int) -> int:
         """Shorten to an earlier mark. The tokens before it are cached as far as they were computed."""

@@ -13,30 +13,34 @@ from engines.local.wire import Event, WireRequest
 
 
 class Admission:
-    """`waiting`: taken, prompt not yet in the model. Beyond `max_waiting` of them a request is refused at once."""
+    """`waiting`: taken, prompt not yet in the model. Beyond `max_waiting` of them a request is refused at once;
+    background work (priority above 0) that waits takes no foreground request's place.
+    """
 
     def __init__(self, backend: Backend, metrics: Metrics, *, max_waiting: int, clock: Callable[[], float]) -> None:
         self._backend, self._metrics, self._max_waiting, self._clock = backend, metrics, max_waiting, clock
         self.running = 0
         self.waiting = 0
+        self._background = 0  # of those that wait
 
-    def check(self, places: int = 1) -> None:
-        """Raises Refusal(overloaded) where `places` more would not fit in the queue."""
-        if self.waiting + places > self._max_waiting:
+    def check(self, priority: int, places: int = 1) -> None:
+        """Raises Refusal(overloaded) where `places` more of that priority would not fit in the queue."""
+        waiting = self.waiting if priority > 0 else self.waiting - self._background
+        if waiting + places > self._max_waiting:
             self._metrics.refused("overloaded")
-            raise Refusal("overloaded", f"{self.waiting} requests wait; at most {self._max_waiting} may")
+            raise Refusal("overloaded", f"{waiting} requests wait; at most {self._max_waiting} may")
 
     async def generate(self, request: WireRequest) -> AsyncGenerator[list[Event], None]:
         """As Backend.generate. Raises only Refusal."""
-        self.check()
+        self.check(request.priority)
         began_s, started, first, end = self._clock(), False, False, "cancelled"
-        self.waiting += 1
+        self._wait(request, 1)
         try:
             async with aclosing(self._backend.generate(request)) as answer:
                 async for events in answer:
                     if events and not started:
                         started = True
-                        self.waiting -= 1
+                        self._wait(request, -1)
                         self.running += 1
                     if not first and any(event.kind != "started" for event in events):
                         first = True
@@ -56,5 +60,10 @@ class Admission:
             if started:
                 self.running -= 1
             else:
-                self.waiting -= 1
+                self._wait(request, -1)
             self._metrics.ended(end, self._clock() - began_s)
+
+    def _wait(self, request: WireRequest, more: int) -> None:
+        self.waiting += more
+        if request.priority > 0:
+            self._background += more

@@ -41,7 +41,7 @@ class Completions:
         self._front.require_model()
         ask = read_ask(fields, self._front.backend.info.vocab)
         self._front.require_name(ask.model)
-        self._front.admission.check(len(ask.prompts))
+        self._front.admission.check(ask.priority, len(ask.prompts))
         answer_id = ask.request_id or f"cmpl-{self._front.backend.info.epoch}-{next(self._numbers)}"
         requests = [await self._request(ask, prompt, f"{answer_id}-{at}") for at, prompt in enumerate(ask.prompts)]
         shape = Shape(answer_id, ask, [request.delta for request in requests], int(self._now()))

@@ -16,6 +16,7 @@ class EngineConfig:
     max_running: int = 32  # sequences in one batch
     max_waiting: int = 512  # beyond: EngineOverloaded
     max_batch_tokens: int = 512  # of one forward: decode tokens first, the rest is prefill chunks
+    background_chunk: int = 32  # most tokens of a step of background work: a foreground prompt waits for one such step
     watermark: float = 0.05  # share of the pool that admission leaves free while others run: fewer preemptions
     max_sessions: int = 1000  # kept paths
     max_session_tokens: int = 32_000_000  # ids of all kept paths together, 4 bytes each
@@ -30,7 +31,8 @@ class EngineConfig:
             raise ValueError(f"block_size is {self.block_size}, must be {MIN_BLOCK} to {MAX_BLOCK}")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark is {self.watermark}, must be at least 0 and below 1")
-        for name in ("max_running", "max_waiting", "max_batch_tokens", "max_sessions", "max_session_tokens"):
+        counts = ("max_running", "max_waiting", "max_batch_tokens", "background_chunk", "max_sessions")
+        for name in (*counts, "max_session_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be at least 1")
         if self.max_running > self.max_batch_tokens:

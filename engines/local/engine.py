@@ -169,8 +169,9 @@ class LocalEngine:
         """
         if request.request_id in self._live:
             raise RequestRefused(f"request {request.request_id!r} is running already", param="request_id")
-        if len(self._scheduler.waiting) >= self.config.max_waiting:
-            raise EngineOverloaded(f"{len(self._scheduler.waiting)} requests are waiting", retry_after_s=1.0)
+        waiting = self._scheduler.num_waiting(background=request.priority > 0)
+        if waiting >= self.config.max_waiting:
+            raise EngineOverloaded(f"{waiting} requests are waiting", retry_after_s=1.0)
         refuse_sampling(
             request.sampling,
             vocab_size=self.model.vocab_size,
@@ -187,7 +188,7 @@ class LocalEngine:
         stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             stop_ids |= self.model.stop_ids
-        self._live[seq.request_id] = Live(seq, chooser, text, stop_ids)
+        self._live[seq.request_id] = Live(seq, chooser, text, stop_ids, keep=not seq.background)
         self._scheduler.add(seq)
 
     def _sequence(self, request: CoreRequest) -> Sequence:

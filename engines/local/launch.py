@@ -52,6 +52,7 @@ class EngineOptions:
     block_size: int = 32  # tokens
     threads: int | None = None  # None: torch's own choice
     max_batch_tokens: int = 512  # of one step
+    background_chunk: int = 32  # of one step of background work
     max_running: int = 32  # sequences of one step
     max_waiting: int = 256  # requests; beyond it 503
     window: int | None = None  # tokens; None: the model's own
@@ -59,8 +60,8 @@ class EngineOptions:
 
     def core(self) -> dict[str, Any]:
         """What the model process needs of them."""
-        names = ("device", "dtype", "pool_bytes", "block_size", "threads", "max_batch_tokens", "max_running", "window")
-        return {name: getattr(self, name) for name in names}
+        names = ("device", "dtype", "pool_bytes", "block_size", "threads", "max_batch_tokens", "background_chunk")
+        return {name: getattr(self, name) for name in (*names, "max_running", "window")}
 
 
 class _Server(uvicorn.Server):

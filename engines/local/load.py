@@ -17,7 +17,7 @@ from engines.local.model import ModelRefused, load_model
 from engines.local.process import Core, Loaded
 
 DTYPES = {"auto": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CORE_OPTIONS = ("pool_bytes", "block_size", "max_batch_tokens", "max_running", "window")
+CORE_OPTIONS = ("pool_bytes", "block_size", "max_batch_tokens", "background_chunk", "max_running", "window")
 
 
 def load_core(folder: Path, options: dict[str, Any]) -> Loaded:

@@ -1,10 +1,18 @@
 """Who runs in the next forward. Knows pages as numbers and no tensors.
 
-One plan, at most `max_batch_tokens` tokens:
+A step is foreground (priority 0 and below) as long as such a sequence runs or waits, else background; the two never
+share one. So a foreground token costs what it costs alone, and background work waits for as long as there is other:
+
+    foreground step   at most `max_batch_tokens` tokens; background sequences keep their pages while there is room,
+                      and are the first to be preempted
+    background step   at most `background_chunk` tokens: a foreground prompt that comes waits for one such step
+
+One plan:
 
     1. decode     one token of each running sequence whose prompt is in; preempts the last in line if pages run out
     2. prefill    chunks of running prompts, in order, into what is left
-    3. admission  waiting sequences that fit, in order; one whose next block is being computed by another waits for it
+    3. admission  waiting sequences that fit, in order; one whose next block is being computed by another of this step's
+                  kind waits for it, and one that finds blocks which others wrote meanwhile takes them over
 """
 
 from __future__ import annotations
@@ -44,24 +52,37 @@ class Scheduler:
     def add(self, seq: Sequence) -> None:
         insort(self.waiting, seq, key=_order)
 
+    def num_waiting(self, *, background: bool) -> int:
+        """How many wait before a newcomer: background work before no foreground request."""
+        return len(self.waiting) if background else sum(not seq.background for seq in self.waiting)
+
     def remove(self, seq: Sequence) -> None:
         """Take `seq` out, wherever it is; its pages are the caller's to release or keep."""
         (self.running if seq in self.running else self.waiting).remove(seq)
 
     def plan(self) -> Plan:
-        rows = self._decode()
-        budget = self.config.max_batch_tokens - len(rows)
+        background = all(seq.background for seq in (*self.running[:1], *self.waiting[:1]))  # both are in order
+        limit = self.config.max_batch_tokens
+        if background:
+            limit = min(limit, self.config.background_chunk)
+        rows = self._decode(background)
+        budget = limit - len(rows)
         computing: set[tuple[int, bytes]] = set()  # blocks that this forward or a later one of a running prompt writes
-        for seq in self.running:
+        for seq in self._crew(background):
             if seq.remaining > 1:
+                self.cache.catch_up(seq)
                 budget -= self._chunk(seq, budget, rows, computing)
-        admitted = self._admit(budget, rows, computing)
+        admitted = self._admit(background, min(limit, self.config.max_running), budget, rows, computing)
         assert rows or not (self.running or self.waiting), "work is waiting and nothing can run"
         return Plan(tuple(sorted(rows, key=lambda row: row.count > 1)), tuple(admitted))
 
-    def _decode(self) -> list[Row]:
+    def _crew(self, background: bool) -> list[Sequence]:
+        """The running sequences of one kind, in order."""
+        return [seq for seq in self.running if seq.background == background]
+
+    def _decode(self, background: bool) -> list[Row]:
         rows: list[Row] = []
-        for seq in tuple(self.running):
+        for seq in self._crew(background):
             while seq.remaining == 1 and seq in self.running:
                 if self.cache.grow(seq, len(seq.tokens)):
                     rows.append(Row(seq, 1, samples=True))
@@ -78,20 +99,24 @@ class Scheduler:
             rows.append(Row(seq, count, samples=count == seq.remaining))
         return max(count, 0)
 
-    def _admit(self, budget: int, rows: list[Row], computing: set[tuple[int, bytes]]) -> list[Sequence]:
+    def _admit(
+        self, background: bool, most: int, budget: int, rows: list[Row], computing: set[tuple[int, bytes]]
+    ) -> list[Sequence]:
+        """Lets sequences of one kind in, until `most` of it run."""
         admitted: list[Sequence] = []
         for seq in tuple(self.waiting):
-            if budget <= 0:
+            if budget <= 0 or seq.background != background:
                 break
-            if len(self.running) >= self.config.max_running and not self._yields_to(seq, rows):
+            crew = self._crew(background)
+            if len(crew) >= most and not self._yields_to(seq, rows, crew):
                 break
             match = self.cache.match(seq)
             key = self.cache.next_key(seq, match.node, len(match.pages))
             if self.config.prefix_reuse and key in computing:
                 self._remember(seq, match)
                 continue
-            while not self.cache.admit(seq, match, reserve=self._reserve()):
-                if not self._yields_to(seq, rows):
+            while not self.cache.admit(seq, match, reserve=self._reserve(background)):
+                if not self._yields_to(seq, rows, self.running):
                     return admitted
                 match = self.cache.match(seq)
             self.waiting.remove(seq)
@@ -108,15 +133,16 @@ class Scheduler:
         if found > seq.hint_len and not seq.preempted:
             seq.hint, seq.hint_len = KeptBlocks(match.pages, match.uids), found
 
-    def _reserve(self) -> int:
-        """Pages that admission leaves for those who run; none if nobody does, so that somebody always can."""
-        return int(self.config.watermark * self.cache.pool.total) if self.running else 0
+    def _reserve(self, background: bool) -> int:
+        """Pages that admission leaves for those who run in this step; none if nobody does, so that somebody always
+        can."""
+        return int(self.config.watermark * self.cache.pool.total) if self._crew(background) else 0
 
-    def _yields_to(self, seq: Sequence, rows: list[Row]) -> bool:
-        """Preempt the last in line if it is of a later priority than `seq`."""
-        if not self.running or self.running[-1].priority <= seq.priority:
+    def _yields_to(self, seq: Sequence, rows: list[Row], among: list[Sequence]) -> bool:
+        """Preempt the last of `among` if it is of a later priority than `seq`."""
+        if not among or among[-1].priority <= seq.priority:
             return False
-        victim = self.running[-1]
+        victim = among[-1]
         self.preempt(victim)
         rows[:] = [row for row in rows if row.seq is not victim]
         return True

@@ -52,6 +52,11 @@ class Sequence:
     preempted: bool = False  # `hint` is its own
 
     @property
+    def background(self) -> bool:
+        """Whether it runs only where no foreground sequence does."""
+        return self.priority > 0
+
+    @property
     def order(self) -> tuple[int, int]:
         """Who runs first: priority, then arrival."""
         return (self.priority, self.arrival)

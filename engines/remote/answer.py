@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from engines.contract import Delta, EngineBroken, EngineError, EngineLost, EngineUnreachable
+from engines.contract import Delta, EngineBroken, EngineError, EngineLost, EngineUnreachable, GenerateRequest
 from engines.remote.chunks import ChunkReader
 from engines.remote.http import JSON, ByteStream, Upstream
 from engines.remote.refusal import complaint_of, engine_error, read_complaint
@@ -33,10 +33,15 @@ class AnswerStream:
 
     @classmethod
     async def open(
-        cls, upstream: Upstream, path: str, body: bytes, *, content_type: str = JSON, request_id: str = ""
+        cls, upstream: Upstream, path: str, body: bytes, request: GenerateRequest, *, content_type: str = JSON
     ) -> AnswerStream:
-        """Raises EngineError, also for an answer that is an error (any status) or is no event stream."""
-        stream = await upstream.open(path, body, content_type=content_type, request_id=request_id)
+        """Raises EngineError, also for an answer that is an error (any status) or is no event stream.
+
+        Background work may pause for long; `request` says whether this is some.
+        """
+        stream = await upstream.open(
+            path, body, content_type=content_type, request_id=request.request_id, patient=request.priority > 0
+        )
         if stream.status == 200 and stream.content_type == "text/event-stream":
             return cls(stream)
         try:

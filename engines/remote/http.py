@@ -97,9 +97,16 @@ class Upstream:
     async def delete(self, path: str, *, timeout_s: float | None = None) -> Reply:
         return await self._whole("DELETE", path, None, JSON, timeout_s)
 
-    async def open(self, path: str, body: bytes, *, content_type: str = JSON, request_id: str = "") -> ByteStream:
-        """POST and return once the response's headers are in. The caller closes the stream."""
-        stages = _Stages(self.timeouts.first_delta_s, self.timeouts.idle_s, self.timeouts.total_s)
+    async def open(
+        self, path: str, body: bytes, *, content_type: str = JSON, request_id: str = "", patient: bool = False
+    ) -> ByteStream:
+        """POST and return once the response's headers are in. The caller closes the stream.
+
+        `patient`: the answer may pause for as long as `total_s` allows, as background work does.
+        """
+        limits = self.timeouts
+        waits = (limits.total_s, limits.total_s) if patient else (limits.first_delta_s, limits.idle_s)
+        stages = _Stages(*waits, limits.total_s)
         return await self._send("POST", path, body, content_type, "text/event-stream", stages, request_id)
 
     async def aclose(self) -> None:

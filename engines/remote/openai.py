@@ -158,7 +158,7 @@ class OpenAiEngine:
                     self._upstream,
                     f"{self._prefix}/chat/completions",
                     orjson.dumps(body | fields),
-                    request_id=request.request_id,
+                    request,
                 )
             except RequestRefused as error:
                 if not self._adapt(str(error)):

@@ -142,8 +142,8 @@ class TurnkeepEngine:
             self._upstream,
             "/turnkeep/v1/generate",
             body,
+            request,
             content_type=CONTENT_TYPE,
-            request_id=request.request_id,
         )
 
     def _broken(self, message: str) -> EngineBroken:

@@ -114,16 +114,16 @@ class VllmEngine:
         path, body = await self._body(request)
         if request.priority and self._takes_priority:
             try:
-                return await self._send(path, body | {"priority": request.priority}, request.request_id)
+                return await self._send(path, body | {"priority": request.priority}, request)
             except RequestRefused as error:
                 if "priority" not in str(error).lower():
                     raise
                 self._takes_priority = False  # it serves in order of arrival; the request itself is the same
-        return await self._send(path, body, request.request_id)
+        return await self._send(path, body, request)
 
-    async def _send(self, path: str, body: Mapping[str, Any], request_id: str) -> AnswerStream:
+    async def _send(self, path: str, body: Mapping[str, Any], request: GenerateRequest) -> AnswerStream:
         try:
-            return await AnswerStream.open(self._upstream, path, orjson.dumps(body), request_id=request_id)
+            return await AnswerStream.open(self._upstream, path, orjson.dumps(body), request)
         except RequestRefused as error:
             if "tool-call-parser" in str(error):
                 raise Unsupported(str(error), param="tools", replica=self.name) from error

@@ -114,6 +114,13 @@ async def test_silence_between_deltas_times_out_and_is_not_retryable(make: Calla
         assert (error.stage, error.retryable) == ("idle", False)
 
 
+async def test_background_work_may_pause_for_longer_than_a_turn_may(make: Callable[..., Any]) -> None:
+    async with make(timeouts=HASTE, chunk_tokens=4, tokens_per_s=9) as subject:
+        with pytest.raises(EngineTimeout):
+            await collect(subject, subject.ask("abcdefg"))
+        assert text_of(await collect(subject, replace(subject.ask("abcdefg"), priority=1))) == "abcdefg"
+
+
 async def test_a_drip_ends_with_the_total_limit(make: Callable[..., Any]) -> None:
     async with make(timeouts=replace(QUICK, total_s=1.0)) as subject:
         faults(subject).fault = Drip(bytes_per_s=300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -94,6 +95,22 @@ async def test_an_earlier_mark_is_a_branch() -> None:
     at_prompt = Base(len(encode(first)), chain_digest(EMPTY_DIGEST, pack(encode(first))))
     deltas = await run(engine, ids_request("other" + turn("b"), session="s", base=at_prompt, before=first))
     assert cached(deltas) == at_prompt.length
+
+
+async def test_background_work_goes_on_from_a_path_and_leaves_it_as_it_was() -> None:
+    engine = EchoEngine()
+    first = turn("hello")
+    said = await run(engine, ids_request(first, session="s"))
+    answer = decode([token for delta in said for token in delta.ids])
+    digest = chain_digest(chain_digest(EMPTY_DIGEST, pack(encode(first))), pack(encode(answer)))
+    base = Base(len(encode(first + answer)), digest)
+    more = ids_request("\n" + turn("sum up"), session="s", base=base, before=first + answer)
+    low = await run(engine, replace(more, priority=1))
+    assert cached(low) == base.length - 1
+    assert cached(await run(engine, more)) >= base.length - 1
+    assert engine.paths.cached_blocks > 0
+    await engine.forget("s")
+    assert engine.paths.cached_blocks == 0
 
 
 async def test_whole_blocks_are_shared_between_sessions_of_one_salt_and_no_other() -> None:

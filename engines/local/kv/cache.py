@@ -4,6 +4,7 @@ match    longest written prefix          probe: changes nothing
 admit    references, copy, pages         commit of a match, or None and nothing changed
 grow     pages for the next tokens       probe and commit in one
 advance  a forward has finished: written slots count, full blocks are published
+catch_up blocks that others wrote meanwhile, in place of the sequence's own pages
 keep     leave, pages stay cached        -> KeptBlocks, for the session or for the sequence's return
 release  leave
 """
@@ -86,7 +87,8 @@ class KVCache:
         if hint is not None and hinted:
             all_pages = np.concatenate((hint.pages[:hinted], all_pages))
             all_uids = np.concatenate((hint.uids[:hinted], all_uids))
-        tail = self._tail(hint, len(all_pages), common) if hint is not None and not pages else None
+        own = seq.preempted or not seq.background  # a session's tail is not for background work to go on in
+        tail = self._tail(hint, len(all_pages), common, own) if hint is not None and not pages else None
         return Match(all_pages, all_uids, node, *(tail or ()))
 
     def next_block(self, seq: Sequence, node: Node, block: int) -> Node | None:
@@ -102,7 +104,7 @@ class KVCache:
             return None
         return node.uid, self._key(seq, block)
 
-    def _tail(self, hint: KeptBlocks, full: int, common: int) -> tuple[int, int, int, bool] | None:
+    def _tail(self, hint: KeptBlocks, full: int, common: int, own: bool) -> tuple[int, int, int, bool] | None:
         slots = common - full * self.block_size
         if slots <= 0:
             return None
@@ -112,7 +114,7 @@ class KVCache:
                 return page, uid, slots, False
         elif hint.tail_len and self.pool.owner[hint.tail_page] == hint.tail_uid:
             slots = min(slots, hint.tail_len)
-            alone = slots == hint.tail_len and self.pool.ref[hint.tail_page] == 0
+            alone = own and slots == hint.tail_len and self.pool.ref[hint.tail_page] == 0
             return hint.tail_page, hint.tail_uid, slots, bool(alone)
         return None
 
@@ -163,6 +165,26 @@ class KVCache:
         while (len(seq.uids) + 1) * self.block_size <= seq.written:
             self._publish(seq)
 
+    def catch_up(self, seq: Sequence) -> None:
+        """Take over the blocks of `seq` that somebody else has written since it came, in place of its own pages."""
+        assert seq.node is not None
+        if not self._prefix_reuse:
+            return
+        while (node := self.next_block(seq, seq.node, len(seq.uids))) is not None and node.page != NO_PAGE:
+            block = len(seq.uids)
+            own, seq.table[block] = seq.table[block], node.page
+            self.pool.take(np.array([node.page], np.int32), seq.tag)
+            self.pool.release(np.array([own], np.int32))
+            self._enter(seq, self.index.hold(node))
+            seq.written = len(seq.uids) * self.block_size
+
+    def _enter(self, seq: Sequence, node: Node) -> None:
+        """`node`, held, is the sequence's next published block."""
+        assert seq.node is not None
+        self.index.unhold(seq.node)
+        seq.node = node
+        seq.uids.append(node.uid)
+
     def _publish(self, seq: Sequence) -> None:
         assert seq.node is not None
         block = len(seq.uids)
@@ -178,9 +200,7 @@ class KVCache:
                 self.pool.name(page, node.uid)
             elif self.pool.owner[page]:
                 self.pool.unname(page)  # it was named as a partial tail, and is a second copy now
-        self.index.unhold(seq.node)
-        seq.node = node
-        seq.uids.append(node.uid)
+        self._enter(seq, node)
 
     # ------------------------------------------------------------------ leave
     def keep(self, seq: Sequence) -> KeptBlocks:

@@ -10,7 +10,8 @@
 A name (uid) says whose content a page holds. Uids are never used twice, so `owner[page] == uid` proves that a page
 still holds what it held when somebody wrote the pair down: a kept path needs no lock on its pages.
 
-A tag says which session brought the content; `users` remembers further sessions of a shared page.
+A tag says which session brought the content; `users` remembers further sessions of a shared page. A free page keeps
+both until it is given out again: its content is still there, and `forget` must find it.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ class KVPool:
         self._is_free[pages] = False
         self._num_free -= count
         self.ref[pages] = 1
+        self._disown(pages)
         self.tag[pages] = tag
         self._contents.allocated(pages)
         return pages
@@ -142,9 +144,16 @@ class KVPool:
             self._to_free(np.array([page], np.int32))
 
     def forget(self, tag: int) -> tuple[int, list[int]]:
-        """Free and zero the cached pages that only session `tag` used -> (pages freed, names that went)."""
-        for page in [page for page, others in self.users.items() if tag in others]:
-            self.users[page].discard(tag)
+        """Free and zero the cached pages that only session `tag` used, and zero what it left in free ones
+        -> (pages freed, names that went)."""
+        shared = [page for page, others in self.users.items() if tag in others]
+        left = np.union1d(np.array(shared, np.int32), np.flatnonzero(self.tag == tag).astype(np.int32))
+        left = left[self._is_free[left]]
+        self._contents.zero(left)
+        self._disown(left)
+        for page in shared:
+            if page in self.users:
+                self.users[page].discard(tag)
         gone: list[int] = []
         for page in np.flatnonzero(self.tag == tag).tolist():
             others = self.users.get(page)
@@ -160,6 +169,7 @@ class KVPool:
         self.owner[pages] = 0
         self._num_cached -= len(gone)
         self._to_free(pages)
+        self._disown(pages)
         return len(gone), uids
 
     def check(self) -> None:
@@ -180,11 +190,13 @@ class KVPool:
             return
         self._is_free[pages] = True
         self._num_free += len(pages)
+        self._contents.freed(pages)
+
+    def _disown(self, pages: Pages) -> None:
         self.tag[pages] = 0
         if self.users:
             for page in pages.tolist():
                 self.users.pop(page, None)
-        self._contents.freed(pages)
 
     def _evict(self, count: int) -> None:
         """Free `count` cached pages. The list of victims stays right between calls: whoever was cached, or touched,

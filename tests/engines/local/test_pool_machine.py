@@ -124,6 +124,17 @@ class PoolMachine(RuleBasedStateMachine):
         self._write(seq, min(seq.written + tokens, len(seq.tokens)))
 
     @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 99))
+    def catch_up(self, which: int) -> None:
+        """Blocks that others wrote since: never fewer tokens written than before, and one is left to run."""
+        seq = self.running[which % len(self.running)]
+        if len(seq.tokens) - seq.written < 2:
+            return
+        before = seq.written
+        self.cache.catch_up(seq)
+        assert before <= seq.written < len(seq.tokens)
+
+    @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 99), token=st.integers(0, 1))
     def decode(self, which: int, token: int) -> None:
         seq = self.running[which % len(self.running)]

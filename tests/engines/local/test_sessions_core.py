@@ -202,6 +202,24 @@ def test_forgetting_zeroes_what_nobody_else_uses() -> None:
     assert len(engine._cache.index) == 0
 
 
+def test_forgetting_zeroes_what_the_session_left_in_free_pages() -> None:
+    engine = tiny_engine(debug_nan_fill=False)
+    talk = Talk(Answers(engine))
+    talk.say(ids(1, 16))
+    talk.say(ids(2, 11))
+    left = talk.path[32:]  # 33 ids: the partial tail, of which all but the last id is written
+    assert len(left) >= 3
+    _, _, secret = TINY.parts(*torch_ids(left[:-1], 32))
+    talk.back_to(1)
+    talk.say(ids(3, 9))  # the path is another one, and nobody will come back for that tail
+    assert holds_anywhere(engine, secret.numpy())
+    free = engine.stats().blocks_free
+    freed = engine.forget("s", "t")
+    engine.check()
+    assert engine.stats().blocks_free == free + freed
+    assert not holds_anywhere(engine, secret.numpy())
+
+
 def torch_ids(path: list[int], start: int):  # type: ignore[no-untyped-def]
     import torch
 
