@@ -222,8 +222,9 @@ def engine_arguments(settings: Settings) -> list[str]:
 
 
 async def _sweep(store: Store, registry: Registry, settings: Settings, clock: Callable[[], float]) -> None:
-    """Expired sessions erased, dead leases ended, old events and idempotency keys let go."""
+    """Expired sessions erased, dead leases and compactions ended, old events and idempotency keys let go."""
     await store.lapse_leases()
+    await store.lapse_compactions()
     for tenant_id, receipt in await store.erase_expired():
         registry.forget(tenant_id, receipt.session_id)
     await store.purge_events(clock() - settings.stream_retention_s)

@@ -87,10 +87,8 @@ class _Round:
         return [self._known(outcome) if isinstance(outcome, _Seen) else outcome for outcome in outcomes]
 
     def _drop_expired(self) -> None:
-        """A session whose time is over is gone, whether or not the sweep has come by; a running turn is let end."""
         for key, session in list(self._sessions.items()):
-            leased = session.running is not None and (session.lease_until or 0.0) > self._now
-            if session.expires_at is not None and session.expires_at <= self._now and not leased:
+            if session.over(self._now):
                 erase_session(self._connection, *key, self._now)
                 del self._sessions[key]
 

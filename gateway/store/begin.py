@@ -25,8 +25,14 @@ class LiveSession:
     origin: str
     expires_at: float | None
     version: int
+    view_version: int = 0
     new: dict[str, Any] | None = None  # the row to insert; None: it exists
     dirty: bool = False
+
+    def over(self, now: float) -> bool:
+        """Whether its time is over: it is gone then, swept or not. A running turn is let end."""
+        leased = self.running is not None and (self.lease_until or 0.0) > now
+        return self.expires_at is not None and self.expires_at <= now and not leased
 
 
 @dataclass(slots=True)
@@ -88,6 +94,8 @@ def decide_begin(begin: BeginTurn, session: LiveSession | None, known: LiveTurn 
         head = session.head
     if session is not None and begin.expected_version not in (None, session.version):
         return HeadMoved(head)  # the prompt was built before a PATCH
+    if session is not None and begin.expected_view not in (None, session.view_version):
+        return HeadMoved(head)  # it was built through another view
     on_head = begin.parent == HEAD
     built_on = begin.expected_head if on_head else begin.parent
     overtaken = known is not None and on_head and head not in (known.parent_id, known.id)

@@ -8,7 +8,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, select
 
 from gateway.store.records import Receipt
 from gateway.store.rows import encode
-from gateway.store.tables import erasures, events, items, session_metadata, sessions, turns
+from gateway.store.tables import compactions, erasures, events, items, session_metadata, sessions, turns
 
 _TENANT: BindParameter[str] = bindparam("b_tenant")
 _SESSION: BindParameter[str] = bindparam("b_session")
@@ -20,7 +20,7 @@ _DELETES = (
     ),
     *(
         (str(table.name), table.delete().where(table.c.tenant_id == _TENANT, table.c.session_id == _SESSION))
-        for table in (turns, session_metadata)
+        for table in (turns, compactions, session_metadata)
     ),
     (str(sessions.name), sessions.delete().where(sessions.c.tenant_id == _TENANT, sessions.c.id == _SESSION)),
 )

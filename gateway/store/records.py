@@ -13,6 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from compression.conversation import Item, Turn, TurnStatus
+from gateway.store.compaction_records import CompactionOver as CompactionOver
+from gateway.store.compaction_records import CompactionRecord as CompactionRecord
+from gateway.store.compaction_records import CompactionRunning as CompactionRunning
+from gateway.store.compaction_records import NewCompaction as NewCompaction
+from gateway.store.compaction_records import StandingView as StandingView
+from gateway.store.compaction_records import ViewMoved as ViewMoved
 
 HEAD = "head"  # BeginTurn.parent: go on from wherever the session's head stands
 
@@ -37,6 +43,7 @@ class SessionRecord:
     updated_at: float
     expires_at: float | None
     archived_at: float | None = None
+    view_version: int = 0  # grows with every compaction that is committed or reverted, and with every pin
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ class TurnRecord:
     prefix_report: Mapping[str, Any]
     error: Mapping[str, Any] | None
     metadata: Mapping[str, Any]  # mode, settings of the request that shape the answer
+    pinned: bool = False  # sent as it is, whatever a compaction does with the turns around it
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,7 @@ class BeginTurn:
     parent: str | None = HEAD  # HEAD, a turn id (branch), or None (a new root)
     expected_head: str | None = None  # the head that the prompt was built on; checked when parent is HEAD
     expected_version: int | None = None  # the session version it was built on; HeadMoved when a PATCH changed it
+    expected_view: int | None = None  # the view_version it was built through; HeadMoved when that has changed
     idempotency_key: str | None = None
     request_hash: bytes | None = None
     on_disconnect: Literal["cancel", "finish"] = "finish"

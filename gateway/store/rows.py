@@ -1,4 +1,4 @@
-"""Between values and rows: JSON text, items, sessions, turns. Knows tables, no statement."""
+"""Between values and rows: JSON text, items, sessions, turns, compactions. Knows tables, no statement."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import orjson
 from sqlalchemy import Row
 
 from compression.conversation import Item, Turn
+from gateway.store.compaction_records import CompactionRecord
 from gateway.store.records import NewSession, SessionRecord, TurnRecord, TurnTokens, UnstorableText
 
 INPUT, OUTPUT = 0, 1  # items.part
@@ -116,6 +117,7 @@ def session_of(row: Row[Any], now: float) -> SessionRecord:
         updated_at=row.updated_at,
         expires_at=row.expires_at,
         archived_at=row.archived_at,
+        view_version=row.view_version,
     )
 
 
@@ -152,4 +154,28 @@ def turn_of(row: Row[Any], items: Mapping[int, tuple[Item, ...]], ids: tuple[byt
         prefix_report=orjson.loads(row.prefix_report),
         error=None if row.error is None else orjson.loads(row.error),
         metadata=orjson.loads(row.metadata),
+        pinned=bool(row.pinned),
+    )
+
+
+def compaction_of(row: Row[Any]) -> CompactionRecord:
+    return CompactionRecord(
+        tenant_id=row.tenant_id,
+        session_id=row.session_id,
+        id=row.id,
+        number=row.number,
+        base_id=row.base_id,
+        status=row.status,
+        trigger=row.trigger,
+        head_turn_id=row.head_turn_id,
+        anchor_turn_id=row.anchor_turn_id,
+        anchor_seq=row.anchor_seq,
+        plan=orjson.loads(row.plan),
+        view=None if row.view is None else orjson.loads(row.view),
+        report=orjson.loads(row.report),
+        error=None if row.error is None else orjson.loads(row.error),
+        owner=row.owner,
+        created_at=row.created_at,
+        deadline_at=row.deadline_at,
+        completed_at=row.completed_at,
     )

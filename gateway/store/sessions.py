@@ -19,7 +19,8 @@ from sqlalchemy import update
 
 from gateway.failpoints import Failpoints
 from gateway.store import changes, commands, keys, listing, reads, sweep
-from gateway.store.database import Database, T, Work, connect, normalise
+from gateway.store.compaction_store import CompactionStore
+from gateway.store.database import Database, connect, normalise
 from gateway.store.erase import erase_session
 from gateway.store.records import (
     BeginOutcome,
@@ -38,7 +39,7 @@ from gateway.store.records import (
 )
 from gateway.store.schema import SchemaBehind, SchemaState, schema_state
 from gateway.store.tables import probe, turns
-from gateway.store.writer import Writer, write
+from gateway.store.writer import Writer
 
 EVERY = SessionFilter()
 LEASE_S = 5.0  # after this long without renewal another gateway may take a session
@@ -73,12 +74,11 @@ async def open_store(
         await database.close()
 
 
-class Store:
+class Store(CompactionStore):
     """Made by `open_store`. `clock`: seconds since 1970; gateways on one database need clocks within a lease."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
-        self._database = database
-        self._clock = clock
+        super().__init__(database, clock)
         self._writer = Writer(database, clock)
         self._writer.start()
         self._used_keys: dict[tuple[str, str], float] = {}
@@ -90,12 +90,6 @@ class Store:
         await self.flush_keys()
         if self._unscrubbed:
             await self._scrub()
-
-    async def _read(self, work: Work[T]) -> T:
-        return await self._database.read(work)
-
-    async def _write(self, work: Work[T]) -> T:
-        return await write(self._database, work)
 
     # ---- sessions
 
@@ -221,7 +215,11 @@ class Store:
         return await self._write(lambda c: changes.renew_leases(c, owner, held, self._clock() + lease_s))
 
     async def void_leases(self, gateway_name: str, current_epoch: str) -> list[RunningTurn]:
-        """At a start: what earlier lives of this gateway ran becomes incomplete, and their sessions free."""
+        """At a start: what earlier lives of this gateway ran becomes incomplete, and their sessions free.
+
+        Their compactions are failed.
+        """
+        await self._count(lambda c: sweep.void_compactions(c, gateway_name, current_epoch, self._clock()))
         return await self._every(lambda c: sweep.void_leases(c, gateway_name, current_epoch, self._clock()))
 
     async def lapse_leases(self) -> list[RunningTurn]:
@@ -230,13 +228,6 @@ class Store:
         Sweeps pass over what another transaction holds just now: they wait for no turn.
         """
         return await self._every(lambda c: sweep.lapse_leases(c, self._clock()))
-
-    async def _every(self, part: Work[list[RunningTurn]]) -> list[RunningTurn]:
-        """Part after part, each in its own transaction, until one is not full."""
-        found: list[RunningTurn] = []
-        while len(some := await self._write(part)) == sweep.PART:
-            found += some
-        return found + some
 
     async def request_cancel(self, tenant_id: str, session_id: str, turn_id: str) -> bool:
         """Ask the gateway that runs this turn, whichever it is, to stop it. False: it does not run."""
@@ -274,12 +265,6 @@ class Store:
     async def forget_keys(self, before: float) -> int:
         """Let idempotency keys of turns begun before `before` be used anew; how many."""
         return await self._count(lambda c: sweep.forget_keys(c, before))
-
-    async def _count(self, part: Work[int]) -> int:
-        count = 0
-        while (some := await self._write(part)) == sweep.PART:
-            count += some
-        return count + some
 
     # ---- keys, tenants
 

@@ -51,6 +51,7 @@ def lock_sessions(size: int) -> Select[Any]:
         sessions.c.origin,
         sessions.c.expires_at,
         sessions.c.version,
+        sessions.c.view_version,
     )
     mine = select(*columns).where(sessions.c.tenant_id == _TENANT, _in(sessions.c.id, "id", size))
     return mine.order_by(sessions.c.id).with_for_update()

@@ -1,4 +1,4 @@
-"""What time brings: dead leases ended, expired sessions erased, old events and idempotency keys let go.
+"""What time brings: dead leases and compactions ended, expired sessions erased, old events and keys let go.
 
 A sweep is in no turn's way. One transaction takes a bounded part, and passes over rows that another one holds: whoever
 holds them is at work there, and the next sweep comes by. So it waits for nobody, and nobody waits long for it.
@@ -10,12 +10,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, select
 
+from gateway.store.compactions import interrupt
 from gateway.store.erase import erase_session
 from gateway.store.prepared import run_many
 from gateway.store.reads import alive
 from gateway.store.records import Receipt, RunningTurn
 from gateway.store.statements import LAPSE_TURN, REKEY_TURN
-from gateway.store.tables import events, sessions, turns
+from gateway.store.tables import RUNNING, compactions, events, sessions, turns
 
 PART = 500  # rows in one transaction of a sweep
 ERASED = 10  # sessions in one; each may have many rows
@@ -92,6 +93,30 @@ def forget_keys(connection: Connection, before: float) -> int:
     rows = _oldest(connection, old.order_by(turns.c.created_at))
     if rows:
         run_many(connection, REKEY_TURN, [{"b_tenant": row.tenant_id, "b_id": row.id} for row in rows])
+    return len(rows)
+
+
+def void_compactions(connection: Connection, gateway_name: str, current_epoch: str, now: float) -> int:
+    """Fail what earlier lives of this gateway ran, up to PART; how many. It waits, as `void_leases` does."""
+    mine = compactions.c.owner.startswith(f"{gateway_name}/", autoescape=True)
+    return _interrupt(connection, mine & (compactions.c.owner != f"{gateway_name}/{current_epoch}"), now, wait=True)
+
+
+def lapse_compactions(connection: Connection, now: float) -> int:
+    """Fail what is past its deadline, up to PART; how many."""
+    return _interrupt(connection, compactions.c.deadline_at <= now, now, wait=False)
+
+
+def _interrupt(connection: Connection, which: ColumnElement[bool], now: float, *, wait: bool) -> int:
+    rows = connection.execute(
+        select(compactions.c.tenant_id, compactions.c.id)
+        .where(RUNNING, which)
+        .order_by(compactions.c.tenant_id, compactions.c.id)
+        .limit(PART)
+        .with_for_update(skip_locked=not wait)
+    ).all()
+    for row in rows:
+        connection.execute(interrupt(now).where(compactions.c.tenant_id == row.tenant_id, compactions.c.id == row.id))
     return len(rows)
 
 

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    literal_column,
 )
 
 metadata = MetaData(
@@ -64,6 +65,7 @@ sessions = Table(
     Column("lease_until", Double),
     Column("running_turn_id", Text),
     Column("cancel_requested", Integer, nullable=False),
+    Column("view_version", BigInteger, nullable=False, server_default="0"),  # grows where what is sent changes
     PrimaryKeyConstraint("tenant_id", "id"),
 )
 Index("ix_sessions_listed", sessions.c.tenant_id, sessions.c.updated_at, sessions.c.id)
@@ -117,6 +119,7 @@ turns = Table(
     # last, because SQLite reads a row from its start: a head costs the same however long its ids are
     Column("prompt_ids", LargeBinary),
     Column("output_ids", LargeBinary),
+    Column("pinned", Integer, nullable=False, server_default="0"),  # 0 or 1, which SQLite keeps in the row's header
     PrimaryKeyConstraint("tenant_id", "id"),
     UniqueConstraint("tenant_id", "session_id", "seq"),
     ForeignKeyConstraint(["tenant_id", "session_id"], ["sessions.tenant_id", "sessions.id"]),
@@ -142,6 +145,9 @@ Index(
     postgresql_where=_meant,
 )
 Index("ix_turns_created_at", turns.c.created_at)
+Index("ix_turns_keyed", turns.c.created_at, sqlite_where=_keyed, postgresql_where=_keyed)
+PINNED = turns.c.pinned == literal_column("1")  # spelt out, as is the index: SQLite matches the two by their text
+Index("ix_turns_pinned", turns.c.tenant_id, turns.c.session_id, sqlite_where=PINNED, postgresql_where=PINNED)
 
 items = Table(
     "items",
@@ -170,6 +176,50 @@ events = Table(
     sqlite_with_rowid=False,
 )
 Index("ix_events_created_at", events.c.created_at)
+
+compactions = Table(  # one row an attempt; a committed one says what is sent of the paths that run through its anchor
+    "compactions",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("number", BigInteger, nullable=False),  # from 1 in each session, in the order in which they began
+    Column("base_id", Text),  # the committed one whose view it builds on
+    Column("status", Text, nullable=False),
+    Column("trigger", Text, nullable=False),
+    Column("head_turn_id", Text, nullable=False),
+    Column("anchor_turn_id", Text),  # the latest turn that the view touches; set with the view
+    Column("anchor_seq", BigInteger),
+    Column("owner", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("deadline_at", Double, nullable=False),
+    Column("completed_at", Double),
+    Column("error", Text),
+    Column("report", Text, nullable=False),
+    Column("plan", Text, nullable=False),
+    Column("view", Text),
+    PrimaryKeyConstraint("tenant_id", "id"),
+    UniqueConstraint("tenant_id", "session_id", "number"),
+    ForeignKeyConstraint(["tenant_id", "session_id"], ["sessions.tenant_id", "sessions.id"]),
+)
+RUNNING = compactions.c.status == literal_column("'running'")
+Index(
+    "ix_compactions_running",
+    compactions.c.tenant_id,
+    compactions.c.session_id,
+    unique=True,  # one at a time in a session
+    sqlite_where=RUNNING,
+    postgresql_where=RUNNING,
+)
+COMMITTED = compactions.c.status == literal_column("'committed'")
+Index(
+    "ix_compactions_anchor",
+    compactions.c.tenant_id,
+    compactions.c.session_id,
+    compactions.c.anchor_seq,
+    sqlite_where=COMMITTED,
+    postgresql_where=COMMITTED,
+)
 
 erasures = Table(  # receipts: what was erased and how much of it, never a word of what it said
     "erasures",

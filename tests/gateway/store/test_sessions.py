@@ -169,7 +169,14 @@ async def test_a_deleted_session_leaves_a_receipt_and_nothing_else(store: Store)
     await store.append_events(TENANT, SESSION, "t1", 0, [b"one", b"two"])
     receipt = await store.delete_session(TENANT, SESSION)
     assert receipt is not None
-    assert receipt.erased == {"events": 2, "items": 1, "turns": 1, "session_metadata": 1, "sessions": 1}
+    assert receipt.erased == {
+        "events": 2,
+        "items": 1,
+        "turns": 1,
+        "compactions": 0,
+        "session_metadata": 1,
+        "sessions": 1,
+    }
     assert await store.get_session(TENANT, SESSION) is None
     assert await store.get_turn(TENANT, SESSION, "t1") is None
     with pytest.raises(LeaseLost):

@@ -8,11 +8,22 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.store.compaction_records import CompactionOver, StandingView
 from gateway.store.records import Begun, LeaseLost, NoSession, SessionChanges, UnknownTurn
 from gateway.store.sessions import Store
 from tests.gateway.store.conftest import Clock
 from tests.gateway.store.test_keys import KEY
-from tests.gateway.store.values import OWNER, SESSION, TENANT, begin, finish, session
+from tests.gateway.store.values import (
+    OWNER,
+    SESSION,
+    TENANT,
+    begin,
+    committing,
+    compact,
+    compaction,
+    finish,
+    session,
+)
 
 pytestmark = pytest.mark.anyio
 OTHER = "umbrella"
@@ -48,11 +59,22 @@ async def _same_key(store: Store) -> bool:
     return isinstance(await store.begin_turn(begin("x", tenant_id=OTHER, **keyed)), Begun)
 
 
+async def _begin_compaction(store: Store) -> bool:
+    await store.create_session(session(tenant_id=OTHER))
+    other = compaction("c2", "t1", 0, tenant_id=OTHER)
+    return await _refused(store.begin_compaction(other), UnknownTurn)
+
+
+async def _view(store: Store) -> bool:
+    return await store.view_of(OTHER, SESSION, "t1") == StandingView(None, frozenset())
+
+
 async def _update(store: Store) -> bool:
     return await store.update_session(OTHER, SESSION, None, SessionChanges({"title": "x"})) is None
 
 
-# method -> whether the object was absent to OTHER; the running turn is t2 under fence 2, t1 is the answered head
+# method -> whether the object was absent to OTHER; the running turn is t2 under fence 2, t1 is the answered head,
+# c1 its committed compaction, c2 one that runs
 CALLS: dict[str, list[Callable[[Store], Awaitable[object]]]] = {
     "create_session": [_create],
     "get_session": [lambda store: store.get_session(OTHER, SESSION)],
@@ -81,12 +103,37 @@ CALLS: dict[str, list[Callable[[Store], Awaitable[object]]]] = {
     "request_cancel": [lambda store: store.request_cancel(OTHER, SESSION, "t2")],
     "append_events": [lambda store: _refused(store.append_events(OTHER, SESSION, "t2", 5, [b"x"]), LeaseLost)],
     "read_events": [lambda store: store.read_events(OTHER, SESSION, "t2", -1)],
+    "begin_compaction": [
+        lambda store: store.begin_compaction(compaction("x", "t1", 1, tenant_id=OTHER)),
+        lambda store: _begin_compaction(store),
+    ],
+    "note_compaction": [
+        lambda store: store.note_compaction(compaction("x", "t1", 1, tenant_id=OTHER), error=None, report={})
+    ],
+    "commit_compaction": [
+        lambda store: _refused(store.commit_compaction(OTHER, SESSION, "c2", **committing("t1", 1)), CompactionOver)
+    ],
+    "end_compaction": [
+        lambda store: store.end_compaction(OTHER, SESSION, "c2", status="failed", error=None, report={})
+    ],
+    "revert_compaction": [lambda store: store.revert_compaction(OTHER, SESSION, "c1")],
+    "view_of": [lambda store: _view(store)],
+    "list_compactions": [lambda store: store.list_compactions(OTHER, SESSION)],
+    "get_compaction": [lambda store: store.get_compaction(OTHER, SESSION, "c1")],
+    "pin_turn": [lambda store: store.pin_turn(OTHER, SESSION, "t1", True)],
     "list_keys": [lambda store: store.list_keys(OTHER)],
     "revoke_key": [lambda store: store.revoke_key(OTHER, KEY.id)],
     "touch_key": [lambda store: _touch(store)],
     "add_tenant": [],  # makes a tenant, reads none
 }
-TAKE_COMMANDS = {"create_session", "begin_turn", "finish_turn", "renew_leases"}  # the tenant stands in the command
+TAKE_COMMANDS = {
+    "create_session",
+    "begin_turn",
+    "finish_turn",
+    "renew_leases",
+    "begin_compaction",
+    "note_compaction",
+}  # the tenant stands in the command
 
 
 async def _sessions(store: Store) -> object:
@@ -111,6 +158,8 @@ async def test_absent(store: Store, clock: Clock, name: str, place: int) -> None
     await store.create_session(session(user_ref="u"))
     await store.begin_turn(begin("t1", idempotency_key="k", request_hash=b"h"))
     await store.finish_turn(finish("t1", 1, meaning=b"m"))
+    await compact(store, "c1", "t1", "t1")
+    await store.begin_compaction(compaction("c2", "t1", 1, "c1"))
     await store.begin_turn(begin("t2", "t1"))
     await store.append_events(TENANT, SESSION, "t2", 0, [b"e"])
     before = await everything(store)
@@ -126,5 +175,7 @@ async def everything(store: Store) -> object:
         [replace(turn, model=turn.model) for turn in await store.list_turns(TENANT, SESSION)],
         await store.read_events(TENANT, SESSION, "t2", -1),
         await store.list_keys(TENANT),
+        await store.list_compactions(TENANT, SESSION),
+        await store.view_of(TENANT, SESSION, "t2"),
         await store.cancelled_turns(OWNER),
     )
