@@ -1,0 +1,160 @@
+"""Which values a later statement changed: corrections, moves, "no longer", the same field with another value.
+
+Two statements are about the same thing when they share the words that are not values. Without a word of change
+("actually", "moved to") only numbers, amounts, dates and times of one and the same subject are taken to replace each
+other; different identifiers or names stand for different things.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from compression.clauses import depends_on_before
+from compression.patterns import FactKind
+from compression.statements import Statement
+from compression.words import CHAT_WORDS, content_words, normalise, stem
+
+Changes = dict[
+    tuple[int, str], int
+]  # (index of a statement, value in it or "" for all of it) -> index of the later one
+
+_STRONG = re.compile(
+    r"\b(?:actually|instead|rather than|no longer|not anymore|any ?more|changed?|changing|moved?|moving|"
+    r"switch(?:ed|ing)?|resched\w+|postponed?|"
+    r"pushed (?:back|to)|brought forward|correct(?:ion|ed|ing)|scratch that|i meant|i was wrong|my mistake|typo|"
+    r"wrong|update[ds]?|"
+    r"replac(?:e[ds]?|ing)|renamed?|upgraded?|bumped|raised|lowered|increased|reduced|revised|cancel\w*|it(?:'s|"
+    r" is) now|are now|now (?:is|it)|"
+    r"make (?:it|that)|used to|stopped|gave up|quit|doch (?:lieber|nicht)|stattdessen|nicht mehr|geändert|"
+    r"verschoben|verlegt|korrektur|korrigier\w*|"
+    r"umgezogen|ab jetzt|ich meinte|finalement|plutôt|au lieu|désormais|changé|déplacé|reporté|repoussé|"
+    r"ne\s.{1,30}\splus|correction|je voulais dire|"
+    r"en realidad|en lugar|en vez|cambi\w+|ahora es|ya no|corrección|invece|non più|cambiat\w|spostat\w)\b|"
+    r"改成|改为|改到|改在|改用|换成|換成|变成|变更|更正|不再|不是.{1,12}而是|其实|搬到|搬去|推迟|提前到|更新为|纠正|取消|調整|调整|"
+    r"変更|変わりま|変わった|ではなく|じゃなくて|やっぱり|訂正|に移|引っ越|延期|もう.{1,12}ない|바뀌|변경|아니라|대신",
+    re.IGNORECASE,
+)
+_WEAK = re.compile(
+    r"\b(?:now|new|currently|these days|lately|since then|just (?:got|became|turned|finished)|already|so far|"
+    r"up to|jetzt|neu\w*|inzwischen|"
+    r"maintenant|nouve\w+|ahora|nuev\w+|adesso|nuov\w+)\b|现在|新的|目前|已经|今は|新しい|現在|지금",
+    re.IGNORECASE,
+)
+_OWNED = re.compile(
+    r"\b(?:my|our|the|mein\w*|unser\w*|der|die|das|mon|ma|mes|notre|le|la|les|mi|nuestr\w+|el|mio|mia)\b|我的|我们的|"
+    r"私の|うちの|내|우리",
+    re.IGNORECASE,
+)
+_CUE_WORDS = """actually instead rather longer anymore change changed moved moving move switch switched rescheduled
+    postponed pushed correction meant wrong mistake update updated replaced renamed upgraded raised lowered increased
+    reduced revised cancelled canceled now new currently"""
+_CUE_STEMS = frozenset(map(stem, _CUE_WORDS.split()))
+_QUANTITIES: frozenset[FactKind] = frozenset(("number", "money", "measure", "date", "time", "version"))
+_NEAR_TURNS = 3  # how far back "make it 700" reaches when it names no subject
+_COMMON = 40  # a word in more statements than this names no subject
+
+
+def superseded(statements: Sequence[Statement]) -> Changes:
+    """For each changed value (and, under "", for each changed statement) the latest statement that changed it."""
+    changes: Changes = {}
+    fields: dict[str, Statement] = {}
+    posting: dict[str, list[int]] = defaultdict(list)
+    topics: list[frozenset[str]] = []
+    for statement in statements:
+        topic = _topic(statement)
+        topics.append(topic)
+        if statement.role in ("reasoning", "call"):
+            continue
+        if statement.subject:
+            before = fields.get(statement.subject)
+            if before is not None and before.text != statement.text:
+                _replace_field(before, statement, changes)
+            fields[statement.subject] = statement
+            continue
+        if statement.kind in ("question", "code", "heading"):
+            continue
+        for earlier in _candidates(statement, topic, statements, topics, posting):
+            _replace(earlier, statement, topics[earlier.index], topic, changes)
+        for word in topic:
+            posting[word].append(statement.index)
+    return changes
+
+
+def _topic(statement: Statement) -> frozenset[str]:
+    """The stems a statement is about: without its values, function words, words of chat and words of change."""
+    values = {word for _, value in statement.facts for word in content_words(value)}
+    return frozenset(
+        stemmed
+        for word in content_words(statement.text)
+        if word not in values and word not in CHAT_WORDS and (stemmed := stem(word)) not in _CUE_STEMS
+    )
+
+
+def _candidates(
+    statement: Statement,
+    topic: frozenset[str],
+    statements: Sequence[Statement],
+    topics: Sequence[frozenset[str]],
+    posting: dict[str, list[int]],
+) -> list[Statement]:
+    strong = _STRONG.search(statement.text) is not None
+    shared: dict[int, int] = defaultdict(int)
+    for word in topic:
+        where = posting.get(word, ())
+        if len(where) <= _COMMON:
+            for index in where:
+                shared[index] += 1
+    found = [
+        statements[index]
+        for index, count in shared.items()
+        if _same_subject(count, len(topics[index]), len(topic), statements[index], statement, strong=strong)
+    ]
+    if not found and strong and (len(topic) <= 1 or depends_on_before(statement.text)):
+        kinds = {kind for kind, _ in statement.facts}
+        for earlier in reversed(statements[: statement.index]):
+            if statement.turn - earlier.turn > _NEAR_TURNS:
+                break
+            if earlier.role == statement.role and kinds.intersection(kind for kind, _ in earlier.facts):
+                return [earlier]
+    return found
+
+
+def _same_subject(shared: int, mine: int, other: int, earlier: Statement, later: Statement, *, strong: bool) -> bool:
+    if earlier.role != later.role and "user" not in (earlier.role, later.role):
+        return False
+    least, most = min(mine, other), max(mine, other)
+    if strong:
+        return shared / least >= 0.5 or shared >= 3
+    if earlier.role != "user" or later.role != "user":
+        return False
+    if _WEAK.search(later.text):
+        return (shared / least >= 0.6 and shared >= 2) or shared == least == most
+    owned = _OWNED.search(earlier.text) is not None and _OWNED.search(later.text) is not None
+    return shared / most >= 0.75 and (shared >= 2 or owned)
+
+
+def _replace(
+    earlier: Statement, later: Statement, before: frozenset[str], topic: frozenset[str], changes: Changes
+) -> None:
+    strong = _STRONG.search(later.text) is not None
+    new = {kind: {normalise(value) for k, value in later.facts if k == kind} for kind, _ in later.facts}
+    old_values = [(kind, value) for kind, value in earlier.facts if kind in new and normalise(value) not in new[kind]]
+    if not strong:
+        others = {kind: normalise(value) for kind, value in earlier.facts if kind not in _QUANTITIES}
+        if any(kind in new and value not in new[kind] for kind, value in others.items()):
+            return  # another identifier or name: another thing
+        old_values = [(kind, value) for kind, value in old_values if kind in _QUANTITIES]
+    for _, value in old_values:
+        changes[(earlier.index, value)] = later.index
+    if old_values or (strong and not earlier.facts and len(before & topic) >= 2):
+        changes[(earlier.index, "")] = later.index
+
+
+def _replace_field(earlier: Statement, later: Statement, changes: Changes) -> None:
+    now = {normalise(value) for _, value in later.facts}
+    for _, value in earlier.facts:
+        if normalise(value) not in now:
+            changes[(earlier.index, value)] = later.index
+    changes[(earlier.index, "")] = later.index

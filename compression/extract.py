@@ -1,0 +1,212 @@
+"""A summary without a model: the clauses that tell most for each token, in order, with who said them.
+
+Also `merge`, which makes one text of several older summaries. Calls `count` a handful of times whatever the length of
+the conversation, since it may be a real tokenizer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from compression.change import superseded
+from compression.clauses import clauses_of
+from compression.conversation import Turn
+from compression.guard import Fact, Haystack, Ledger, facts_in
+from compression.patterns import spans
+from compression.salience import Option, options
+from compression.statements import Statement, statements_of
+from compression.transcript import elide, mask
+from compression.words import content_words, language_of, normalise, stem
+
+__all__ = ["Extraction", "choose", "elide", "extract", "mask", "merge", "statements_in"]
+
+Count = Callable[[str], int]
+ROUNDS = 5  # of choosing against the real count
+CALIBRATION = 60  # clauses: so few are counted one by one, of more the first are counted to scale an estimate
+FULL = 0.95  # of the budget used is full enough
+LABEL_COST = 3.0  # tokens of "User: " and the line end
+POOL = 8.0  # times the budget: what is looked at closely
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """`kept` and `lost` together are the ledger of the turns."""
+
+    text: str
+    kept: tuple[Fact, ...]
+    lost: tuple[Fact, ...]
+
+
+def extract(turns: Sequence[Turn], *, budget_tokens: int, count: Count) -> Extraction:
+    """The most telling clauses of the turns, at most `budget_tokens` tokens by `count`."""
+    statements = statements_of(turns)
+    text = choose(statements, budget_tokens=budget_tokens, count=count)
+    ledger = Ledger(facts_in(statements))
+    return Extraction(text, ledger.kept(text), ledger.missing(text))
+
+
+def merge(texts: Sequence[str], *, budget_tokens: int, count: Count) -> str:
+    """One summary of several, oldest first: no sentence twice, newest values, at most `budget_tokens` tokens."""
+    return choose(statements_in(texts), budget_tokens=budget_tokens, count=count)
+
+
+_LINE = re.compile(r"^(User|Assistant|System|Reasoning|Tool(?: [\w.\-]{1,60})?|Call(?: [\w.\-]{1,60})?): (.*)$")
+
+
+def statements_in(texts: Sequence[str]) -> list[Statement]:
+    """Summaries read back into statements: ours by their speaker lines, a model's as plain sentences."""
+    found: list[Statement] = []
+    german = language_of(" ".join(texts)[:6000]) == "de"
+
+    def add(text: str, role: str, speaker: str, turn: int, kind: str) -> None:
+        facts = tuple((span.kind, span.value) for span in spans(text, german=german))
+        found.append(Statement(text, kind, role, speaker, f"segment {turn}", turn, len(found), False, "", facts))  # type: ignore[arg-type]
+
+    for number, text in enumerate(texts):
+        for line in text.splitlines():
+            if match := _LINE.match(line):
+                speaker, rest = match.groups()
+                role = speaker.partition(" ")[0].lower()
+                for piece in rest.split("; "):
+                    if piece.strip():
+                        add(
+                            piece.strip(),
+                            role,
+                            speaker,
+                            number,
+                            "question" if piece.rstrip().endswith("?") else "statement",
+                        )
+            else:
+                for clause in clauses_of(line):
+                    add(clause.text, "summary", "", number, clause.kind)
+    return found
+
+
+def choose(statements: Sequence[Statement], *, budget_tokens: int, count: Count, covered: str = "") -> str:
+    """The statements worth most under the budget, rendered. What stands in `covered` is worth nothing again."""
+    if budget_tokens <= 0 or not statements:
+        return ""
+    pool = options(statements, superseded(statements))
+    known = _known(covered, pool)
+    if len(pool) <= CALIBRATION:
+        pool = [replace(option, cost=count(option.text) + 1.0) for option in pool]
+        allowed = float(budget_tokens)
+    else:
+        sample = pool[:CALIBRATION]
+        scale = count("\n".join(option.text for option in sample)) / sum(option.cost for option in sample)
+        allowed = budget_tokens / max(0.02, scale)
+    best, best_worth = "", 0.0
+    for _ in range(ROUNDS):
+        tried, worth = _greedy(pool, allowed, known)
+        text = render(tried)
+        real = count(text)
+        if real <= budget_tokens and worth > best_worth:
+            best, best_worth = text, worth
+        if real > budget_tokens:
+            allowed = min(0.97 * allowed, _cost(tried) * budget_tokens / real)
+        elif real < FULL * budget_tokens and len(tried) < len(statements):
+            allowed = max(1.2 * allowed, min(2 * allowed, _cost(tried) * budget_tokens / max(1, real)))
+        else:
+            break
+    return best or _shrink(_greedy(pool, allowed, known)[0], budget_tokens, count)
+
+
+def _known(covered: str, pool: Sequence[Option]) -> set[str]:
+    if not covered:
+        return set()
+    there = Haystack(covered)
+    known = {stem(word) for word in content_words(covered)}
+    known.update(key for option in pool for key, worth in option.units if worth > 1.5 and there.has(key))
+    return known
+
+
+def _greedy(pool: Sequence[Option], budget: float, known: set[str]) -> tuple[list[Option], float]:
+    """Lazy greedy over worth for each token: what a choice has told lowers the others, so they are weighed again."""
+    ranked = sorted(pool, key=lambda option: (-option.worth / option.cost, option.statement.index))
+    looked, total = [], 0.0
+    for option in ranked:
+        if total > POOL * budget + 200:
+            break
+        looked.append(option)
+        total += option.cost
+    heap = [(-option.worth / option.cost, number) for number, option in enumerate(looked)]
+    heapq.heapify(heap)
+    told = set(known)
+    chosen: dict[int, Option] = {}
+    labels: set[tuple[int, str]] = set()
+    spent, worth, misses = 0.0, 0.0, 0
+    while heap and misses < 60:
+        rank, number = heapq.heappop(heap)
+        option = looked[number]
+        before = chosen.get(option.statement.index)
+        if before is not None and len(before.text) >= len(option.text):
+            continue
+        gain = sum(worth for key, worth in option.units if key not in told)
+        label = (option.statement.turn, option.statement.speaker)
+        cost = option.cost - (before.cost if before else 0.0) + (0.0 if label in labels else LABEL_COST)
+        now = -gain / max(cost, 0.5)
+        if heap and now > heap[0][0] + 1e-12 and now > rank + 1e-12:
+            heapq.heappush(heap, (now, number))
+            continue
+        if gain <= 0.05:
+            continue
+        if spent + cost > budget:
+            misses += 1
+            continue
+        chosen[option.statement.index] = option
+        labels.add(label)
+        told.update(key for key, _ in option.units)
+        spent += cost
+        worth += gain
+    return [chosen[index] for index in sorted(chosen)], worth
+
+
+def _cost(chosen: Sequence[Option]) -> float:
+    labels = {(option.statement.turn, option.statement.speaker) for option in chosen}
+    return sum(option.cost for option in chosen) + LABEL_COST * len(labels)
+
+
+def render(chosen: Sequence[Option]) -> str:
+    """One line for each change of speaker, statements joined by "; "."""
+    lines: list[str] = []
+    speaker: str | None = None
+    for option in chosen:
+        text = option.text.replace("; ", ", ").replace("\n", " ")
+        if option.statement.speaker == speaker and speaker != "":
+            lines[-1] += f"; {text}"
+        elif option.statement.speaker == "":
+            lines.append(text)
+        else:
+            lines.append(f"{option.statement.speaker}: {text}")
+        speaker = option.statement.speaker
+    return "\n".join(lines)
+
+
+def _shrink(chosen: Sequence[Option], budget_tokens: int, count: Count) -> str:
+    """The last resort where the estimate would not meet the real count: halve until it fits."""
+    kept = sorted(chosen, key=lambda option: -option.worth / option.cost)
+    while kept:
+        kept = kept[: len(kept) // 2]
+        text = render(sorted(kept, key=lambda option: option.statement.index))
+        if kept and count(text) <= budget_tokens:
+            return text
+    return ""
+
+
+def coverage(text: str, statements: Sequence[Statement]) -> float:
+    """Which share of what the statements tell also stands in the text, by worth; 1.0 where they tell nothing."""
+    pool = options(statements, superseded(statements))
+    there, words = Haystack(text), {stem(word) for word in content_words(text)}
+    total, told = 0.0, 0.0
+    seen: set[str] = set()
+    for option in pool:
+        for key, worth in option.units:
+            if key in seen:
+                continue
+            seen.add(key)
+            total += worth
+            told += worth if key in words or there.has(normalise(key)) else 0.0
+    return told / total if total else 1.0
