@@ -33,8 +33,8 @@ _CJK_NAME = re.compile(
 )
 _NOT_NAMES_TABLE = """ok okay yes no hi hello hey thanks thank dear please sure great sorry well also however
     additionally furthermore moreover overall finally first second third next then note important here there what when
-    where why how who which i i'm i've i'd i'll tip step example steps tips summary conclusion introduction pros cons q a ps
-    pm am user assistant tool system call asked"""
+    where why how who which i i'm i've i'd i'll tip step example steps tips summary conclusion introduction pros cons q
+    a ps pm am user assistant tool system call asked"""
 _NOT_NAMES = frozenset(_NOT_NAMES_TABLE.split())
 _SENTENCE_START = re.compile(
     r"(?:^|[.!?:;…。！？]\s*[\"'“”)\]]*\s*|\n\s*(?:[-*•+]\s+|\d+[.)]\s+|#+\s+)?|^\s*(?:[-*•+]\s+|\d+[.)]\s+)|"

@@ -92,7 +92,8 @@ def _rules(turns: Sequence[Turn], budget_tokens: int) -> str:
         f"At most {max(20, int(budget_tokens * 0.7))} words. Keep exactly as written: numbers, dates, names, ids, "
         "paths, URLs and quoted text. Keep what the user prefers, decided, owns or refuses, what was promised, what "
         "tools returned, and every 'not'. Where a value changed, keep only the latest. "
-        f"Say who said it where it matters. {write_in} Answer with the summary alone: no introduction, no question, no reply to the conversation."
+        f"Say who said it where it matters. {write_in} Answer with the summary alone: "
+        "no introduction, no question, no reply to the conversation."
     )
 
 
