@@ -21,10 +21,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
+from compression.budget import Policy
 from engines.contract import Engine, EngineError
 from engines.remote.connect import Kind, connect
 from engines.remote.http import Timeouts
-from gateway.api import admin, chat, context, health, sessions, transfer, turns
+from gateway.api import admin, chat, compactions, context, health, sessions, transfer, turns
 from gateway.api.access import Access
 from gateway.api.edge import Edge
 from gateway.api.hot import HotRoutes
@@ -38,11 +39,14 @@ from gateway.fleet.replica import Replica
 from gateway.fleet.supervisor import EmbeddedEngine, embedded_engine
 from gateway.ids import derived_id, id_maker
 from gateway.metrics import Metrics
+from gateway.policy import policy_of
 from gateway.secrets import derive, load_secret
+from gateway.sessions.compaction import Compactions
 from gateway.sessions.models import Models
 from gateway.sessions.registry import Registry
 from gateway.sessions.room import TurnRoom
 from gateway.settings import Settings
+from gateway.store.records import SessionRecord
 from gateway.store.schema import migrate
 from gateway.store.sessions import Store, open_store
 from gateway.tenancy import affinities, cache_salt
@@ -82,7 +86,7 @@ def create_app(
     app.openapi = describer(app)  # type: ignore[method-assign]
     app.state.stopping = False
     app.state.metrics = Metrics()
-    for module in (chat, transfer, context, sessions, turns, health, admin):
+    for module in (chat, transfer, context, sessions, turns, compactions, health, admin):
         app.include_router(module.router)
     app.add_exception_handler(GatewayError, on_gateway_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -119,6 +123,23 @@ async def _wire(
     registry.on_ended = app.state.metrics.turn_ended
     new_id = id_maker(clock)
     salts: dict[str, str] = {}
+
+    def salt_of(tenant: str) -> str:
+        return salts.get(tenant) or salts.setdefault(tenant, cache_salt(secret, tenant))
+
+    compactions = Compactions(
+        store,
+        fleet,
+        models,
+        registry,
+        policy=partial(_policy, settings),
+        new_id=new_id,
+        session_name=affinities(secret),
+        cache_salt=salt_of,
+        default_max_tokens=settings.max_output_tokens,
+        at_once=settings.compactions_at_once,
+        summary_timeout_s=settings.summary_timeout_s,
+    )
     room = TurnRoom(
         store=store,
         fleet=fleet,
@@ -127,16 +148,18 @@ async def _wire(
         clock=clock,
         new_id=new_id,
         session_name=affinities(secret),
-        cache_salt=lambda tenant: salts.get(tenant) or salts.setdefault(tenant, cache_salt(secret, tenant)),
+        cache_salt=salt_of,
         lease_s=settings.lease_s,
         max_output_tokens=settings.max_output_tokens,
+        compactions=compactions,
     )
     idempotency = derive(secret, "idempotency")
     await stack.enter_async_context(fleet.running())
     await _join_engines(settings, engines, fleet, stack)
     await stack.enter_async_context(registry.leases_kept())
+    stack.push_async_callback(compactions.close)
     stack.push_async_callback(registry.drain, settings.grace_s)  # turns end while their leases are still renewed
-    sweep = partial(_sweep, store, registry, settings, clock)
+    sweep = partial(_sweep, store, room, settings, clock)
     await stack.enter_async_context(repeated(sweep, every_s=SWEEP_EVERY_S, name="store-sweep"))
     return Gateway(
         settings=settings,
@@ -221,12 +244,18 @@ def engine_arguments(settings: Settings) -> list[str]:
     return [*arguments, "--threads", str(threads)]
 
 
-async def _sweep(store: Store, registry: Registry, settings: Settings, clock: Callable[[], float]) -> None:
+def _policy(settings: Settings, session: SessionRecord) -> Policy:
+    """A session's policy, over its tenant's, over the gateway's."""
+    tenant = settings.tenant_compaction.get(session.tenant_id)
+    return policy_of(settings.compaction.named(), tenant.named() if tenant is not None else {}, session.policy)
+
+
+async def _sweep(store: Store, room: TurnRoom, settings: Settings, clock: Callable[[], float]) -> None:
     """Expired sessions erased, dead leases and compactions ended, old events and idempotency keys let go."""
     await store.lapse_leases()
     await store.lapse_compactions()
     for tenant_id, receipt in await store.erase_expired():
-        registry.forget(tenant_id, receipt.session_id)
+        room.forget(tenant_id, receipt.session_id)
     await store.purge_events(clock() - settings.stream_retention_s)
     await store.forget_keys(clock() - settings.idempotency_ttl_s)
     await store.flush_keys()

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gateway.policy import CompactionFields
 from gateway.upstream import UpstreamAddress
 
 DEMO_MODEL = "smollm2-135m-instruct"
@@ -29,7 +30,6 @@ HistoryMode = Literal["auto", "off", "match", "append", "replace"]
 OnDisconnect = Literal["cancel", "finish"]
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Ratio = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,19 @@ class Settings(BaseSettings):
     max_output_tokens: int = Field(
         1024, ge=1, description="Longest answer where the request names no limit, in tokens."
     )
-    trigger_ratio: Ratio = Field(
-        0.70, description="Share of the window past which a session is reported as due for compaction."
+    compaction: CompactionFields = Field(
+        default_factory=lambda: CompactionFields.model_validate({}),
+        description="What is done with old turns when the window fills, where a session does not say: a table of "
+        "docs/compaction.md's fields. As a variable: JSON.",
+    )
+    tenant_compaction: dict[str, CompactionFields] = Field(
+        {}, description="The same for one tenant: a table for each name. As a variable: JSON."
+    )
+    compactions_at_once: int = Field(
+        2, ge=1, le=64, description="Compactions in the background, of all sessions together."
+    )
+    summary_timeout_s: Seconds = Field(
+        300.0, description="A model gets this long for a summary; then it is extracted without one."
     )
 
     # limits
@@ -197,6 +208,11 @@ class Settings(BaseSettings):
     @classmethod
     def _number_from_text(cls, value: Any) -> Any:
         return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+    @field_validator("compaction", "tenant_compaction", mode="before")
+    @classmethod
+    def _table_from_text(cls, value: Any) -> Any:
+        return json.loads(value) if isinstance(value, str) else value
 
     @field_validator("cors_origins", mode="before")
     @classmethod
@@ -282,6 +298,10 @@ def _shown(name: str, value: Any) -> str:
         return masked_url(value)
     if name == "upstreams":
         return ", ".join(f"{u.name}={u.url} ({u.kind}{', key ' + MASK if u.api_key else ''})" for u in value)
+    if isinstance(value, CompactionFields):
+        return ", ".join(f"{key}={item}" for key, item in value.named().items())
+    if name == "tenant_compaction":
+        return "; ".join(f"{tenant}: {_shown('', fields)}" for tenant, fields in value.items())
     if isinstance(value, dict):
         return ", ".join(f"{key}={item}" for key, item in value.items())
     return ", ".join(value) if isinstance(value, tuple) else "" if value is None else str(value)

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from compression.budget import TRIGGER
 from gateway.api.access import needs
 from gateway.api.describe import answers
 from gateway.api.state import Gateway, gateway_of
@@ -49,7 +50,7 @@ async def snapshot(gateway: Gateway) -> dict[str, Any]:
     return {
         "object": "snapshot",
         "at": gateway.clock(),
-        "trigger_ratio": gateway.settings.trigger_ratio,
+        "trigger_ratio": gateway.settings.compaction.trigger_ratio or TRIGGER,
         "replicas": [replica_json(gateway, replica) for replica in gateway.fleet],
         "counts": {
             "tenants": counts.tenants,

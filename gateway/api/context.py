@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import orjson
@@ -45,11 +46,12 @@ async def _prepared(gateway: Gateway, session: SessionRecord, ask: Ask) -> Prepa
     )
 
 
-def _ask(session: SessionRecord, inputs: tuple[Input, ...], instructions: str | None = None) -> Ask:
+def _ask(gateway: Gateway, session: SessionRecord, inputs: tuple[Input, ...], instructions: str | None = None) -> Ask:
     return Ask(
         model=session.model,
         input=inputs,
         system=session.system,
+        old_reasoning=gateway.room.compactions.policy(session).reasoning,
         instructions=instructions,
         tools=tuple(dict(tool) for tool in session.tools),
     )
@@ -71,23 +73,44 @@ async def context(
     gateway = gateway_of(request)
     session = await session_of(gateway, caller, session_id)
     inputs = (Input(message("user", draft)),) if draft else ()
-    ask = _ask(session, inputs)
+    ask = _ask(gateway, session, inputs)
     history = await load(gateway.store, session, HEAD)
-    items = tuple(await history.head.load_items())
+    policy = gateway.room.compactions.policy(session)
+    model = gateway.models.tokens(session.model)
+    placement = model.placement if model is not None else "exchange"
+    folded = await history.head.load_items(placement, policy.reasoning)
     told: dict[str, Any] = {
         "object": "session.context",
         "model": session.model,
         "pin": history.pin.replica if history.pin is not None else None,
     }
-    messages = told["messages"] = chat_messages(ask, items)
+    messages = told["messages"] = chat_messages(ask, folded)
     if inputs:
         prepared = await _prepared(gateway, session, ask)
         told |= await _drafted(gateway, session, prepared)
     else:
         told |= await _standing(gateway, session, history)
-    model = gateway.models.tokens(session.model)
+    told |= await _view(gateway, session, history)
+    told["policy"] = asdict(policy)
     told["parts"] = await asyncio.to_thread(_parts, model, messages, ask, told["prompt_tokens"])
     return json_response(told)
+
+
+async def _view(gateway: Gateway, session: SessionRecord, history: History) -> dict[str, Any]:
+    """What stands in the place of old turns, and which turns stay."""
+    view, pinned = history.view, history.standing.pinned
+    told: dict[str, Any] = {"compaction_id": view.id, "segments": [], "elisions": [], "pinned": []}
+    if history.head.turn_id is None or not (view.id or pinned):
+        return told
+    path = await gateway.store.path(session.tenant_id, session.id, history.head.turn_id)
+    seqs = {record.turn.id: record.turn.seq for record in path}
+    shown = {turn_id for turn_id in view.covered if turn_id not in pinned}
+    for segment in view.segments:
+        turns = [seqs[turn_id] for turn_id in segment.turn_ids if turn_id in shown]
+        told["segments"].append({**segment.as_json(), "turns": turns})
+    told["elisions"] = [{**cut.as_json(), "turn": seqs[cut.turn_id]} for cut in view.elisions]
+    told["pinned"] = sorted(seqs[turn_id] for turn_id in pinned if turn_id in seqs)
+    return told
 
 
 async def _standing(gateway: Gateway, session: SessionRecord, history: History) -> dict[str, Any]:
@@ -138,7 +161,7 @@ def _parts(model: ModelTokens | None, messages: list[dict[str, Any]], ask: Ask, 
 def _numbers(
     gateway: Gateway, session: SessionRecord, tokens: int, window: int | None, cacheable: int
 ) -> dict[str, Any]:
-    ratio = float(session.policy.get("trigger_ratio") or gateway.settings.trigger_ratio)
+    ratio = gateway.room.compactions.policy(session).trigger_ratio
     reserve = int(session.policy.get("max_output_tokens") or gateway.settings.max_output_tokens)
     told: dict[str, Any] = {
         "prompt_tokens": tokens,
@@ -172,7 +195,7 @@ async def count(request: Request, caller: Caller, session_id: str) -> Response:
     _, raw = await json_object(request, gateway.settings, images=True)
     asked = validated(Count, raw)
     session = await session_of(gateway, caller, session_id)
-    prepared = await _prepared(gateway, session, _ask(session, inputs_of(asked.input), asked.instructions))
+    prepared = await _prepared(gateway, session, _ask(gateway, session, inputs_of(asked.input), asked.instructions))
     return json_response(
         {
             "object": "input_tokens",

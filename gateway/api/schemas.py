@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from gateway.policy import CompactionFields
+
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
@@ -123,16 +125,9 @@ class ChatBody(SamplingFields):
     on_disconnect: Literal["cancel", "finish"] | None = None
 
 
-class Policy(BaseModel):
-    """What a session does by itself, where it differs from the gateway's settings."""
+class Policy(CompactionFields):
+    """What a session does by itself, where it differs from its tenant's and the gateway's settings."""
 
-    model_config = ConfigDict(extra="forbid")
-    trigger_ratio: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)] | None = Field(
-        None, description="Share of the window past which `context` reports the session as due for compaction."
-    )
-    on_overflow: Literal["error"] | None = Field(
-        None, description="error: a turn that cannot fit is refused with the numbers, and nothing of it is saved."
-    )
     on_disconnect: Literal["cancel", "finish"] | None = None
     max_output_tokens: Tokens | None = None
 
@@ -211,6 +206,14 @@ class Count(BaseModel):
     instructions: Annotated[str, Field(max_length=1_000_000)] | None = None
 
 
+class Compact(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    dry_run: bool | None = Field(None, description="Only plan: nothing is changed and no model is asked.")
+    strategy: Literal["summarize", "extract", "trim"] | None = Field(
+        None, description="For this time; else the session's own."
+    )
+
+
 class ErrorBody(BaseModel):
     type: str = Field(description="invalid_request_error, authentication_error, …")
     code: str = Field(description="Stable string to match on; OpenAI's where there is one.")
@@ -265,10 +268,46 @@ class TurnShape(BaseModel):
     usage: Object = Field(description="prompt_tokens, output_tokens, cached_tokens (null: the engine does not say).")
     placement: Object = Field(description="replica, reason, expected_cached_tokens.")
     prefix_report: Object = Field(description="How much of the path before was reused; the first token that differs.")
+    pinned: bool = Field(description="It stays as it is, whatever is compacted.")
     metadata: Object
     error: Object | None
     created_at: float
     completed_at: float | None
+
+
+class CompactionShape(BaseModel):
+    """`id` and what follows it are absent where nothing was written: a dry run (planned), or nothing to gain."""
+
+    object: Literal["compaction"]
+    session_id: str
+    status: Literal["planned", "running", "committed", "failed", "skipped", "reverted"]
+    plan: Object = Field(
+        description="Way, ranges of turns with their budgets, merges, cuts, tokens before and after, and the priced "
+        "options; or the reason why there is none, with the numbers."
+    )
+    reason: str | None = Field(None, description="Of a plan that came to nothing.")
+    id: str | None = None
+    number: int | None = Field(None, description="Order of begin in the session, from 1.")
+    trigger: Literal["background", "foreground", "manual"] | None = None
+    base_id: str | None = Field(None, description="The compaction whose view this one goes on from.")
+    head_turn_id: str | None = Field(None, description="The session's head when it was planned.")
+    anchor_turn_id: str | None = Field(None, description="The latest turn it touches: paths that hold it are seen so.")
+    segments: list[Object] | None = Field(
+        None, description="Summaries in the order of their turns: text, tokens, rank, source, turns, ledger."
+    )
+    elisions: list[Object] | None = Field(None, description="Parts that were cut out, and what stands there.")
+    report: Object | None = Field(
+        None, description="Tokens before and after, prefilled tokens, summariser, sources, problems, duration."
+    )
+    error: Object | None = None
+    created_at: float | None = None
+    completed_at: float | None = None
+
+
+class CompactionList(BaseModel):
+    object: Literal["list"]
+    data: list[CompactionShape]
+    has_more: bool
 
 
 class TurnList(BaseModel):
@@ -306,6 +345,11 @@ class ContextShape(BaseModel):
     cacheable_tokens: int = Field(description="Tokens that the replica has read before under this session.")
     prompt_sha256: str | None = Field(description="Over the ids, u32 little-endian.")
     parts: list[ContextPart]
+    policy: Object = Field(description="The compaction policy that holds for the session.")
+    compaction_id: str | None = Field(description="The compaction through which the path is seen.")
+    segments: list[Object] = Field(description="Summaries, each with the seqs of its turns and its ledger.")
+    elisions: list[Object] = Field(description="Parts of kept turns that were cut out, and what stands there.")
+    pinned: list[int] = Field(description="Seqs of the path's pinned turns.")
     prefix_report: Object
     pin: str | None = Field(description="The replica that ran the last turn.")
 

@@ -20,6 +20,7 @@ from gateway.api.shapes import receipt_json, session_json
 from gateway.api.state import Gateway, gateway_of
 from gateway.errors import BadRequest, Conflict, NotFound, PreconditionFailed, PreconditionRequired, Unprocessable
 from gateway.sessions.recognise import SESSION_KEY
+from gateway.sessions.summariser import beside
 from gateway.store.records import (
     DuplicateId,
     NewSession,
@@ -277,7 +278,7 @@ async def delete_session(request: Request, caller: Caller, session_id: str) -> R
     if running is not None:
         running.cancel("session_deleted")
         await running.wait_end()
-    gateway.registry.forget(caller.tenant_id, session_id)
+    gateway.room.forget(caller.tenant_id, session_id)
     told = receipt_json(receipt)
     told["erased"]["engine_caches"] = await _forget(gateway, caller.tenant_id, session_id)
     return json_response(told)
@@ -289,6 +290,7 @@ async def _forget(gateway: Gateway, tenant_id: str, session_id: str) -> int:
     for replica in gateway.fleet:
         try:
             await replica.engine.forget(name)
+            await replica.engine.forget(beside(name))
             done += 1
         except EngineError as error:
             replica.last_error = str(error)

@@ -46,6 +46,7 @@ def turn_json(record: TurnRecord, *, token_ids: bool = False) -> dict[str, Any]:
         "usage": dict(record.usage),
         "placement": dict(record.placement),
         "prefix_report": dict(record.prefix_report),
+        "pinned": record.pinned,
         "metadata": {k: v for k, v in record.metadata.items() if k != TAIL},
         "error": record.error,
         "created_at": record.created_at,

@@ -27,7 +27,7 @@ from gateway.sessions.events import event_json, event_type
 from gateway.sessions.items import check_answerable, parse_items
 from gateway.sessions.recognise import SESSION_KEY
 from gateway.sessions.resume import resumed
-from gateway.sessions.run import TurnEnded, TurnRun
+from gateway.sessions.run import Piece, TurnEnded, TurnRun
 from gateway.sessions.turn import start
 from gateway.store.records import HEAD, SessionRecord, TurnRecord
 from gateway.tenancy import Identity
@@ -102,6 +102,7 @@ def _command(
             response_format=format_of(asked),
             reasoning_effort=asked.reasoning_effort,
             template_options=asked.chat_template_kwargs or {},
+            old_reasoning=gateway.room.compactions.policy(session).reasoning,
             shape=shape_of(asked, max_tokens=limit, logprobs=asked.logprobs, top=asked.top_logprobs),
         )
 
@@ -163,8 +164,8 @@ async def _events(run: TurnRun, after: int) -> AsyncGenerator[bytes, None]:
             if isinstance(happened, TurnEnded) and happened.status == "failed" and pieces == 0 and run.failure:
                 raise run.failure
             encoded = event(event_json(seq, happened), name=event_type(happened), id=seq)
-            if seq == 1:
-                held = encoded
+            if pieces == 0 and not isinstance(happened, Piece | TurnEnded):
+                held += encoded
                 continue
             pieces += 1
             yield held + encoded

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import orjson
 
+from compression.budget import Reasoning
 from compression.conversation import Item
 from engines.contract import Grammar
 from gateway.store.records import HEAD, NewSession, SessionRecord
@@ -55,6 +56,7 @@ class Ask:
     response_format: Mapping[str, Any] | None = None
     reasoning_effort: str | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    old_reasoning: Reasoning = "template"
     shape: Shape = field(default_factory=Shape)
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from engines.contract import TokenLogprob
-from gateway.sessions.run import Piece, TurnEnded, TurnEvent, TurnRun, TurnStarted
+from gateway.sessions.run import Compacted, Piece, TurnEnded, TurnEvent, TurnRun, TurnStarted
 from gateway.store.records import DuplicateId, LeaseLost, StoreUnavailable
 from gateway.store.sessions import Store
 
@@ -34,6 +34,8 @@ def event_type(event: TurnEvent) -> str:
         return _DELTA_TYPE[event.kind]
     if isinstance(event, TurnStarted):
         return "session.turn.started"
+    if isinstance(event, Compacted):
+        return f"session.compaction.{event.what}"
     return f"session.turn.{event.status}"
 
 
@@ -48,6 +50,9 @@ def _fields(event: TurnEvent) -> dict[str, Any]:
         if event.logprobs:
             told["logprobs"] = [logprob_json(p) for p in event.logprobs]
         return told
+    if isinstance(event, Compacted):
+        told = {"id": event.compaction_id, "trigger": event.trigger, **event.report}
+        return {"type": kind, "compaction": told}
     if isinstance(event, TurnStarted):
         turn = {
             "id": event.turn_id,

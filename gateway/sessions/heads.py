@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 from compression.conversation import Turn
 from gateway.sessions.command import TurnCommand
+from gateway.sessions.history import UNSEEN
+from gateway.store.compaction_records import StandingView
 from gateway.store.records import FinishTurn, NewSession, SessionRecord, TurnRecord
 
 KEPT = 1024  # sessions; 2 to 3 KB each, and the system prompt's size
@@ -25,6 +27,7 @@ class Standing:
 
     session: SessionRecord
     last: TurnRecord
+    view: StandingView = UNSEEN
 
 
 class Heads:
@@ -82,7 +85,14 @@ def made_with(new: NewSession, now: float) -> SessionRecord:
 
 
 def standing(
-    session: SessionRecord, command: TurnCommand, write: FinishTurn, *, parent_id: str | None, seq: int, now: float
+    session: SessionRecord,
+    command: TurnCommand,
+    write: FinishTurn,
+    *,
+    parent_id: str | None,
+    seq: int,
+    now: float,
+    view: StandingView,
 ) -> Standing:
     """What `write`, which made its turn the head of `session`, leaves in the store. Ids and items are left out."""
     turn = Turn(id=write.turn_id, parent_id=parent_id, seq=seq, status=write.status, input=())
@@ -107,4 +117,4 @@ def standing(
         metadata=write.metadata,
     )
     moved = replace(session, head_turn_id=write.turn_id, next_seq=seq + 1, status="idle", updated_at=now)
-    return Standing(moved, last)
+    return Standing(moved, last, view)

@@ -6,18 +6,22 @@ rendered anew or sent as messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from compression.conversation import Item
+from compression.budget import Reasoning
+from compression.view import RAW, Folded, Placement, View, fold
 from gateway.errors import NotFound
 from gateway.fleet.placement import Pin
 from gateway.sessions.items import root_meaning
 from gateway.sessions.prompt import Head
+from gateway.store.compaction_records import StandingView
 from gateway.store.records import HEAD, SessionRecord, TurnRecord
 from gateway.store.sessions import Store
 
+UNSEEN = StandingView(None, frozenset())  # the path as it is
 TAIL = "tail"  # in a stored turn's metadata: what the next turn must know of this one's end
 
 
@@ -29,6 +33,12 @@ class History:
     session: SessionRecord | None = None
     last: TurnRecord | None = None  # without items
     open_calls: Mapping[str, str] = field(default_factory=dict)
+    standing: StandingView = UNSEEN
+
+    @property
+    def view(self) -> View:
+        """What is shown of the path."""
+        return view_of(self.standing)
 
     @property
     def pin(self) -> Pin | None:
@@ -65,15 +75,34 @@ async def load(store: Store, session: SessionRecord, parent: str | None) -> Hist
     last = await store.last_turn(session.tenant_id, session.id, turn_id)
     if last is None:
         raise NotFound(f"no turn {turn_id[:64]!r} in this session", code="turn_not_found", param="parent_turn_id")
-    return after_turn(store, session, last)
+    standing = UNSEEN
+    if session.view_version:
+        standing = await store.view_of(session.tenant_id, session.id, turn_id)
+    return after_turn(store, session, last, standing)
 
 
-def after_turn(store: Store, session: SessionRecord, last: TurnRecord) -> History:
-    """The history that ends with `last`, read lazily."""
+def view_of(standing: StandingView) -> View:
+    made = standing.compaction
+    return RAW if made is None or made.view is None else View.of_json(made.id, made.view)
+
+
+def view_name(view: View, pinned: frozenset[str]) -> str:
+    """Names what a view shows: the compaction, and which of the turns it covers are pinned by now."""
+    if view.id is None:
+        return ""
+    shown = sorted(pinned & (view.covered | {cut.turn_id for cut in view.elisions}))
+    return view.id + ("" if not shown else "+" + hashlib.sha256("\0".join(shown).encode()).hexdigest()[:16])
+
+
+def after_turn(store: Store, session: SessionRecord, last: TurnRecord, standing: StandingView | None = None) -> History:
+    """The history that ends with `last`, read lazily, as `standing` shows it."""
     tenant, turn_id = session.tenant_id, last.turn.id
+    standing = standing or UNSEEN
+    view, pinned = view_of(standing), standing.pinned
 
-    async def load_items() -> Sequence[Item]:
-        return tuple(item for record in await store.path(tenant, session.id, turn_id) for item in record.turn.items)
+    async def load_items(placement: Placement, reasoning: Reasoning) -> Folded:
+        turns = [record.turn for record in await store.path(tenant, session.id, turn_id)]
+        return fold(turns, view, pinned=pinned, placement=placement, reasoning=reasoning)
 
     async def load_ids() -> bytes:
         return await store.path_ids(tenant, session.id, turn_id)
@@ -85,10 +114,12 @@ def after_turn(store: Store, session: SessionRecord, last: TurnRecord) -> Histor
         reasoning=bool(shape.get("reasoning")),
         calls=tuple(_call(id, name) for id, name in (shape.get("open_calls") or {}).items()),
         foreign_end=bool(shape.get("foreign_end")),
+        view=view_name(view, pinned),
         load_items=load_items,
         load_ids=load_ids,
     )
-    return History(head=head, session=session, last=last, open_calls=dict(shape.get("open_calls") or {}))
+    calls = dict(shape.get("open_calls") or {})
+    return History(head=head, session=session, last=last, open_calls=calls, standing=standing)
 
 
 def _call(call_id: str, name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ Cause = Literal[
     "template_changed",
     "tools_changed",
     "system_changed",
+    "compacted",
     "instructions",
     "edited",
     "ephemeral_items",

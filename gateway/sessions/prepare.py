@@ -161,9 +161,9 @@ async def _by_chat(
     default_max_tokens: int,
     param: str,
 ) -> Prepared:
-    items = await history.head.load_items()
-    messages = chat_messages(ask, items)
-    pictured = has_images((*items, *ask.sent))
+    folded = await history.head.load_items(tokens.placement if tokens is not None else "exchange", ask.old_reasoning)
+    messages = chat_messages(ask, folded)
+    pictured = has_images((*folded.items, *ask.sent))
     if tokens is not None and not pictured:
         counted = await aside(lambda: tokens.count_messages(messages, tools=ask.tools), messages)
         counted_by = "the model's own template"

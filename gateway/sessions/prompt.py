@@ -13,9 +13,11 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any, TypeVar
 
-from compression.conversation import Item
+from compression.budget import Reasoning
+from compression.view import Folded, Placement
 from engines.contract import EMPTY_DIGEST, Base, IdsPrompt, chain_digest
 from gateway.sessions.command import Ask
 from gateway.sessions.items import messages_from_items
@@ -37,7 +39,8 @@ class Head:
     reasoning: bool = False  # an answer of this path, since it was last rendered whole, holds reasoning
     calls: tuple[Mapping[str, Any], ...] = ()  # the last answer's tool calls, in chat form
     foreign_end: bool = False  # it ended in another stop id than the template's own
-    load_items: Callable[[], Awaitable[Sequence[Item]]] = field(default=lambda: _nothing())
+    view: str = ""  # names the compaction through which this path is seen; "" where it is seen as it is
+    load_items: Callable[[Placement, Reasoning], Awaitable[Folded]] = field(default=lambda *_: _nothing())
     load_ids: Callable[[], Awaitable[bytes]] = field(default=lambda: _no_ids())
 
     @property
@@ -45,8 +48,8 @@ class Head:
         return self.tokens.path_tokens if self.tokens is not None else 0
 
 
-async def _nothing() -> Sequence[Item]:
-    return ()
+async def _nothing() -> Folded:
+    return Folded(())
 
 
 async def _no_ids() -> bytes:
@@ -69,7 +72,7 @@ class BuiltPrompt:
 async def build(model: ModelTokens, ask: Ask, head: Head, *, session: str | None) -> BuiltPrompt:
     """The prompt of `ask` after `head`; `session` is the name under which the replica may keep the path."""
     options = _options(ask)
-    fingerprint = fingerprint_of(model, ask, options)
+    fingerprint = fingerprint_of(model, ask, options, head.view)
     if head.tokens is not None and head.tokens.fingerprint == fingerprint:
         built = await _extended(model, ask, head, head.tokens, options, fingerprint, session)
         if built is not None:
@@ -77,23 +80,23 @@ async def build(model: ModelTokens, ask: Ask, head: Head, *, session: str | None
     return await _rendered_anew(model, ask, head, options, fingerprint, session)
 
 
-def fingerprint_of(model: ModelTokens, ask: Ask, options: Mapping[str, Any]) -> str:
-    """What the ids of a path depend on besides its messages, in four parts, so that a change can be named."""
-    parts = (
+def fingerprint_of(model: ModelTokens, ask: Ask, options: Mapping[str, Any], view: str = "") -> str:
+    """What the ids of a path depend on besides its messages, in parts, so that a change can be named."""
+    parts = [
         model.name,
         model.fingerprint((), {})[:16],
         model.fingerprint(ask.tools, options)[:16],
         hashlib.sha256((ask.system or "").encode()).hexdigest()[:16] if ask.system is not None else "-",
-    )
-    return "|".join(parts)
+    ]
+    return "|".join([*parts, view] if view else parts)
 
 
-CHANGED: tuple[Cause, ...] = ("model_changed", "template_changed", "tools_changed", "system_changed")
+CHANGED: tuple[Cause, ...] = ("model_changed", "template_changed", "tools_changed", "system_changed", "compacted")
 
 
 def changed_part(before: str, after: str) -> Cause:
     """The first part of a fingerprint that differs, as the prefix report names it."""
-    pairs = zip(CHANGED, before.split("|"), after.split("|"), strict=False)
+    pairs = zip_longest(CHANGED, before.split("|"), after.split("|"))
     return next((cause for cause, a, b in pairs if a != b), "template_changed")
 
 
@@ -113,11 +116,13 @@ async def _extended(
     fingerprint: str,
     session: str | None,
 ) -> BuiltPrompt | None:
+    if head.reasoning and ask.old_reasoning == "strip":
+        return None
     tail = Tail(
         before.path_tokens,
         before.path_digest,
         before.open_answer,
-        head.reasoning,
+        head.reasoning and ask.old_reasoning == "template",
         bool(head.calls),
         tuple(head.calls),
         head.foreign_end,
@@ -164,8 +169,8 @@ async def _rendered_anew(
     fingerprint: str,
     session: str | None,
 ) -> BuiltPrompt:
-    history = tuple(await head.load_items())
-    system = [{"role": "system", "content": ask.system}] if ask.system is not None else []
+    folded = await head.load_items(model.placement, ask.old_reasoning)
+    history, system = folded.items, system_message(ask.system, folded)
     whole_kept = system + messages_from_items(history + ask.kept)
     kept = await aside(lambda: model.render(whole_kept, tools=ask.tools, options=options), whole_kept)
     sent = kept
@@ -235,8 +240,13 @@ def _with_instructions(messages: list[dict[str, Any]], instructions: str | None)
     return [{"role": "user", "content": instructions}, *out]
 
 
-def chat_messages(ask: Ask, history: Sequence[Item]) -> list[dict[str, Any]]:
+def system_message(system: str | None, folded: Folded) -> list[dict[str, Any]]:
+    """The system prompt, and what a summary adds to it where it is placed there."""
+    text = "\n\n".join(part for part in (system, folded.system) if part)
+    return [{"role": "system", "content": text}] if system is not None or text else []
+
+
+def chat_messages(ask: Ask, folded: Folded) -> list[dict[str, Any]]:
     """The whole conversation as chat messages, for a replica that goes by chat."""
-    system = [{"role": "system", "content": ask.system}] if ask.system is not None else []
     new = _with_instructions(messages_from_items(ask.sent), ask.instructions)
-    return system + messages_from_items(history) + new
+    return system_message(ask.system, folded) + messages_from_items(folded.items) + new

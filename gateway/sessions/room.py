@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.fleet.fleet import Fleet
+from gateway.sessions.compaction import Compactions
 from gateway.sessions.models import Models
 from gateway.sessions.registry import Registry
 from gateway.store.sessions import Store
@@ -25,3 +26,9 @@ class TurnRoom:
     cache_salt: Callable[[str], str]  # tenant -> salt
     lease_s: float
     max_output_tokens: int
+    compactions: Compactions
+
+    def forget(self, tenant_id: str, session_id: str) -> None:
+        """Keep nothing of a deleted session in memory."""
+        self.compactions.forget(tenant_id, session_id)
+        self.registry.forget(tenant_id, session_id)

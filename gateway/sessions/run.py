@@ -58,7 +58,17 @@ class TurnEnded:
     error: Mapping[str, Any] | None = None
 
 
-TurnEvent = TurnStarted | Piece | TurnEnded
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """A compaction of the turn's session, before the turn or beside it. `report`: tokens before and after, and more."""
+
+    what: Literal["started", "completed", "failed"]
+    compaction_id: str
+    trigger: str
+    report: Mapping[str, Any]
+
+
+TurnEvent = TurnStarted | Piece | Compacted | TurnEnded
 
 
 class TurnRun:

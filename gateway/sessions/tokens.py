@@ -18,13 +18,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from importlib import import_module
+from math import ceil
 from pathlib import Path
 from typing import Any
 
+from compression.view import Placement
 from gateway.errors import BadRequest
+from gateway.sessions.counting import OVERHEAD_PER_MESSAGE
 from gateway.sessions.extension import Shape, Tail, continuation, proven
-from gateway.sessions.messages import RoleCheck, Traits, normalise, traits_of
+from gateway.sessions.messages import PROBE, RoleCheck, Traits, normalise, traits_of
 from gateway.sessions.modelfiles import ModelFiles, give_back_memory
+from gateway.sessions.placing import chosen_placement
 from gateway.sessions.prefix import Cause, PrefixReport, prefix_report
 from gateway.sessions.template import ChatTemplate, Marker, Message, Nonce, Rendered, TemplateRefused
 from gateway.sessions.vocabulary import TextTooLong, Vocabulary, pack_ids, unpack_ids
@@ -59,6 +63,8 @@ class ModelTokens:
         self._marker = Marker(self.vocabulary.controls, self.vocabulary.special)
         self._traits: Traits = traits_of(self.template)
         self.takes_tools = self._traits.tools
+        self.placement: Placement = chosen_placement(lambda messages: self._rendered(messages).text)
+        self.message_overhead = self._message_overhead()
         self._roles: dict[bool, RoleCheck] = {}
         self._proven: OrderedDict[tuple[str, Shape], Sequence[Mapping[str, Any]] | None] = OrderedDict()
         self._bare_fingerprint = ""
@@ -244,6 +250,15 @@ class ModelTokens:
         if check is None:
             check = self._roles[bool(tools)] = RoleCheck()
         check.check(messages, lambda skeleton: self._rendered(skeleton, tools, options).text)
+
+    def _message_overhead(self) -> int:
+        """Tokens that the template puts around a message, on the average of a question and its answer."""
+        asked, answered = {"role": "user", "content": PROBE}, {"role": "assistant", "content": PROBE}
+        try:
+            one, two = (len(self.vocabulary.encode(self._rendered(m))) for m in ([asked], [asked, answered, asked]))
+        except TemplateRefused:
+            return OVERHEAD_PER_MESSAGE
+        return max(0, ceil((two - one) / 2) - len(self.vocabulary.encode_text(PROBE)))
 
     def _end_of_answer(self) -> str | None:
         """Name of the control token that the template puts right after an answer that ends the conversation."""

@@ -13,13 +13,15 @@ from dataclasses import replace
 
 from gateway.errors import NotFound, SessionBusy, Unprocessable
 from gateway.sessions.command import TurnCommand
+from gateway.sessions.fit import fitting, prepared_for
 from gateway.sessions.history import History, after_turn, load
 from gateway.sessions.items import check_pairs
-from gateway.sessions.prepare import Prepared, prepare
+from gateway.sessions.prepare import Prepared
 from gateway.sessions.replay import replayed
 from gateway.sessions.room import TurnRoom
-from gateway.sessions.run import TurnRun, TurnStarted
+from gateway.sessions.run import Compacted, TurnRun, TurnStarted
 from gateway.sessions.work import TurnWork
+from gateway.store.compaction_records import CompactionRecord
 from gateway.store.records import (
     HEAD,
     BeginTurn,
@@ -51,9 +53,11 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
         assert command.session_id is not None
         check_pairs(history.open_calls, command.ask.kept, param=command.param)
         name = room.session_name(command.tenant_id, command.session_id)
-        prepared = await _prepare(room, command, history, name)
+        history, prepared, made = await fitting(room, command, history, name)
+        command = _noted(command, made)
+        assert command.session_id is not None
         # once it is asked for, the turn begins and runs, whether or not the client is there to hear of it
-        outcome_ = await room.registry.see_through(_begun(room, command, history, prepared), _left_alone)
+        outcome_ = await room.registry.see_through(_begun(room, command, history, prepared, made), _left_alone)
         if isinstance(outcome_, TurnRun):
             return outcome_
         if isinstance(outcome_, Busy):
@@ -75,10 +79,18 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
 
 
 async def _begun(
-    room: TurnRoom, command: TurnCommand, history: History, prepared: Prepared
+    room: TurnRoom, command: TurnCommand, history: History, prepared: Prepared, made: CompactionRecord | None
 ) -> TurnRun | Busy | HeadMoved | Known | NoSession:
     outcome_ = await room.store.begin_turn(_begin(room, command, history))
-    return _launch(room, command, history, prepared, outcome_) if isinstance(outcome_, Begun) else outcome_
+    return _launch(room, command, history, prepared, outcome_, made) if isinstance(outcome_, Begun) else outcome_
+
+
+def _noted(command: TurnCommand, made: CompactionRecord | None) -> TurnCommand:
+    """The turn's metadata says that a compaction made room for it."""
+    if made is None:
+        return command
+    numbers = {name: made.report.get(name) for name in ("tokens_before", "tokens_after")}
+    return replace(command, metadata={**command.metadata, "compaction": {"id": made.id, **numbers}})
 
 
 def _left_alone(outcome_: TurnRun | Busy | HeadMoved | Known | NoSession) -> None:
@@ -99,7 +111,7 @@ async def _history(room: TurnRoom, command: TurnCommand, again: TurnRecord | Non
     assert command.session_id is not None
     known = room.registry.heads.get(command.tenant_id, command.session_id) if again is None else None
     if known is not None and command.parent in (HEAD, known.last.turn.id):
-        return after_turn(room.store, known.session, known.last)
+        return after_turn(room.store, known.session, known.last, known.view)
     session = await room.store.get_session(command.tenant_id, command.session_id)
     if session is not None:
         own = again is not None and command.parent == HEAD and session.head_turn_id == again.turn.id
@@ -107,18 +119,6 @@ async def _history(room: TurnRoom, command: TurnCommand, again: TurnRecord | Non
     if command.create is None:
         raise NotFound(f"no session {command.session_id[:64]!r}", code="session_not_found")
     return History()
-
-
-async def _prepare(room: TurnRoom, command: TurnCommand, history: History, name: str | None) -> Prepared:
-    return await prepare(
-        command.ask,
-        history,
-        fleet=room.fleet,
-        models=room.models,
-        session_name=name,
-        default_max_tokens=room.max_output_tokens,
-        param=command.param,
-    )
 
 
 def _begin(room: TurnRoom, command: TurnCommand, history: History) -> BeginTurn:
@@ -135,6 +135,7 @@ def _begin(room: TurnRoom, command: TurnCommand, history: History) -> BeginTurn:
         parent=command.parent,
         expected_head=history.head.turn_id,
         expected_version=session.version if session is not None else None,
+        expected_view=session.view_version if session is not None else None,
         idempotency_key=command.idempotency_key,
         request_hash=command.request_hash,
         on_disconnect=command.on_disconnect,
@@ -191,11 +192,18 @@ async def _start_stateless(room: TurnRoom, command: TurnCommand) -> TurnRun:
         history = await _history(room, command)
     else:
         check_pairs({}, command.ask.kept, param=command.param)
-    prepared = await _prepare(room, unsaved, history, None)
-    return _launch(room, unsaved, history, prepared, None)
+    prepared = await prepared_for(room, unsaved, history, None)
+    return _launch(room, unsaved, history, prepared, None, None)
 
 
-def _launch(room: TurnRoom, command: TurnCommand, history: History, prepared: Prepared, begun: Begun | None) -> TurnRun:
+def _launch(
+    room: TurnRoom,
+    command: TurnCommand,
+    history: History,
+    prepared: Prepared,
+    begun: Begun | None,
+    made: CompactionRecord | None,
+) -> TurnRun:
     run = TurnRun(
         begun.turn_id if begun is not None else room.new_id("turn"),
         tenant_id=command.tenant_id,
@@ -209,5 +217,8 @@ def _launch(room: TurnRoom, command: TurnCommand, history: History, prepared: Pr
             run.turn_id, run.session_id, work.seq, command.ask.model, room.clock(), work.metadata(prepared.placement)
         )
     )
+    if made is not None:
+        run.emit(Compacted("started", made.id, made.trigger, {"tokens_before": made.report.get("tokens_before")}))
+        run.emit(Compacted("completed", made.id, made.trigger, made.report))
     room.registry.add(run, asyncio.create_task(work.run_to_end(), name=f"turn-{run.turn_id}"))
     return run

@@ -79,6 +79,7 @@ class TurnWork:
             if log is not None:
                 await log.flush()
             self.run.emit(await self._finish())
+            self._consider_compaction()
         except Exception as error:
             self.run.failure = as_failure(error)
             self.run.emit(self._ended(outcome(self.run, self.reader, self.run.failure), {}))
@@ -203,7 +204,16 @@ class TurnWork:
             heads.forget(write.tenant_id, write.session_id)
             return
         parent_id = self.history.head.turn_id
-        heads.put(standing(session, self.command, write, parent_id=parent_id, seq=self.seq, now=now))
+        view = self.history.standing
+        heads.put(standing(session, self.command, write, parent_id=parent_id, seq=self.seq, now=now, view=view))
+
+    def _consider_compaction(self) -> None:
+        """The turn is told; now there is time to make room for those to come."""
+        known = self.room.registry.heads.get(self.command.tenant_id, self.command.session_id or "")
+        if known is None or known.last.turn.id != self.run.turn_id:
+            return
+        used = History(last=known.last).used_tokens
+        self.room.compactions.after_turn(known.session, used_tokens=used, window=self.prepared.window)
 
     def notes(self) -> dict[str, Any]:
         """How the turn went out."""
