@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from random import Random
 
-from bench.compaction.bank import Topic, amount, count, day, reference
+from bench.compaction.bank import Topic, amount, count, day, identifier, path, reference, url
 from bench.compaction.chat import CJK_CHAT, SMALL_TALK, filled, own_exchanges, public_exchanges
 from bench.compaction.ruled import RULED
 from bench.compaction.score import Kept, normalised
@@ -24,7 +24,7 @@ SYSTEM = (
     "You are a patient assistant. You help one person with the household, travel, work and everything that comes up."
     " Remember what you are told about their life, and answer in the language you are asked in."
 )
-IDENTIFIERS = frozenset({"id", "path", "url", "identifier"})  # kinds whose values are identifiers
+IDENTIFIERS: frozenset[object] = frozenset({reference, path, url, identifier})  # makers of identifiers
 SUPERSEDED_AFTER = (4, 30)  # turns between the old value and the new one
 NOISE_CALL = 0.04  # of turns: a tool call that nobody asks about later
 NOTED = ("Noted.", "Got it.", "I will keep that in mind.", "Thank you for telling me.", "All right.")
@@ -50,6 +50,7 @@ class Fact:
     statement: str
     old: str | None = None
     language: str = "en"
+    identifier: bool = False  # an id, a path, an address, a name in code
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,23 @@ def _tell(
     choices = _choices(random, topic, value, old)
     ruled = kind in RULED
     id = f"{kind}-{topic.keys[0]}"
+    exact = topic.values in IDENTIFIERS if callable(topic.values) else False
     return [
-        Fact(id, kind, ruled, told, topic.by, topic.ask, value, topic.keys, choices, statement, old, topic.language)
+        Fact(
+            id,
+            kind,
+            ruled,
+            told,
+            topic.by,
+            topic.ask,
+            value,
+            topic.keys,
+            choices,
+            statement,
+            old,
+            topic.language,
+            exact,
+        )
     ]
 
 

@@ -20,7 +20,6 @@ from engines.contract import (
     ContextOverflow,
     RequestRefused,
     Sampling,
-    Shift,
     TokenLogprob,
     UnknownBase,
     Usage,
@@ -43,7 +42,6 @@ class Request:
     salt: str
     priority: int
     sampling: Sampling
-    shift: Shift | None = None
     prompt: bytes = b""
     cached: int = 0
     made: list[int] = field(default_factory=list)
