@@ -43,6 +43,22 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
+class Shift:
+    """Leave to reuse K/V at another position, which makes the answer approximate (`Usage.shifted_tokens`).
+
+    The path that the replica keeps under the prompt's session, named by `base`, holds from `source_start` on the same
+    `length` ids as the prompt does from `dest_start` on. The first `recompute` of them are computed all the same: they
+    are what everything later leans on most. A replica that cannot shift, or holds the path no more, computes all.
+    """
+
+    base: Base
+    source_start: int
+    dest_start: int
+    length: int
+    recompute: int = 64
+
+
+@dataclass(frozen=True, slots=True)
 class IdsPrompt:
     """A prompt as token ids. `delta` continues `base`; without a base it is the whole prompt.
 
@@ -54,6 +70,7 @@ class IdsPrompt:
     whole: Callable[[], Awaitable[bytes]]  # u32 little-endian, num_tokens of them
     session: str | None = None  # opaque to the replica; names the path it may keep (background work only reads it)
     base: Base | None = None
+    shift: Shift | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +150,12 @@ class Usage:
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None = None  # None: the engine does not say
+    shifted_tokens: int = 0  # of the prompt, taken from another position of the session's former path
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the answer rests on K/V that a full computation would not give."""
+        return self.shifted_tokens > 0
 
 
 class Delta(NamedTuple):
@@ -166,6 +189,7 @@ class Capabilities:
     window: int | None = None  # tokens; None: unknown
     takes_ids: bool = False
     takes_delta: bool = False  # the session wire: base + delta
+    takes_shift: bool = False
     takes_chat: bool = False
     parses_tools: bool = False  # chat mode: the engine parses tool calls itself
     parses_reasoning: bool = False

@@ -105,6 +105,8 @@ class Probe:
     """Stands in for KVStep in the one-token forward at load; records what each layer sends."""
 
     shapes: dict[int, LayerShape] = field(default_factory=dict)
+    keys: dict[int, Tensor] = field(default_factory=dict)  # by layer, of the one token [kv_heads, key_dim]
+    windows: dict[int, int | None] = field(default_factory=dict)  # by layer: how far back it attends; None: to all
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,8 @@ def paged_attention(
     assert isinstance(layer, int)
     if isinstance(step, Probe):
         step.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        step.keys[layer] = key[0, :, 0]
+        step.windows[layer] = kwargs.get("sliding_window")
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     if attention_mask is not None:
         raise RuntimeError("the model built a dense attention mask in spite of the paged interface")

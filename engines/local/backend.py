@@ -29,6 +29,7 @@ class ModelInfo:
     device: str
     dtype: str
     epoch: str  # another after every start: what was cached before is gone
+    no_shift: str | None = "it keeps no K/V"  # why it takes no KV shift; None: it takes one
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-import numpy as np
-import psutil
-import torch
 from torch import Tensor
 
-from engines.blocks import ids_from_bytes, num_blocks
 from engines.contract import (
-    EMPTY_DIGEST,
-    ContextOverflow,
     EngineError,
     EngineOverloaded,
     FinishReason,
@@ -34,68 +28,21 @@ from engines.contract import (
     chain_digest,
 )
 from engines.local.config import EngineConfig
+from engines.local.intake import Intake
 from engines.local.kv.cache import KVCache
 from engines.local.kv.eviction import Lru
-from engines.local.kv.session_cache import SessionCache, SessionPath, grown_marks, session_tag
+from engines.local.kv.session_cache import SessionCache, SessionPath, session_tag
 from engines.local.kv.storage import KVStorage
 from engines.local.model import LoadedModel
 from engines.local.output import TextStream
+from engines.local.report import CoreOutput, EngineStats, SessionInfo, Started
 from engines.local.runner import Runner
 from engines.local.sampler import Choice, Failed, MaskFactory, TokenChooser, choose, refuse_sampling
 from engines.local.scheduler import Row, Scheduler
 from engines.local.sequence import CoreRequest, Sequence
+from engines.local.sizing import pool_pages
 
 __all__ = ["CoreOutput", "CoreRequest", "EngineStats", "LocalEngine", "SessionInfo", "Started"]
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The prompt is in and nothing is generated yet."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    queue_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class CoreOutput:
-    """What a step added to one request. The last one carries `finish` and `usage`, or `error`."""
-
-    request_id: str
-    started: Started | None = None
-    ids: tuple[int, ...] = ()
-    text: str = ""
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish: FinishReason | None = None
-    stop: str | None = None
-    usage: Usage | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    session: str
-    salt: str
-    tokens: int
-    blocks: int  # that still hold what the session wrote
-    last_used_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    running: int
-    waiting: int
-    sessions: int
-    blocks_total: int
-    blocks_free: int
-    blocks_cached: int
-    blocks_used: int
-    steps: int
-    prefill_tokens: int  # run through the model as prompt (recomputation after a preemption included)
-    decode_tokens: int
-    cached_tokens: int  # prompt tokens reused instead of run
-    preemptions: int
-    evictions: int
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +62,7 @@ class Counters:
     prefill: int = 0
     decode: int = 0
     cached: int = 0
+    shifted: int = 0
 
 
 @dataclass(slots=True)
@@ -130,6 +78,7 @@ class LocalEngine:
     _scheduler: Scheduler = field(init=False)
     _runner: Runner = field(init=False)
     _sessions: SessionCache = field(init=False)
+    _intake: Intake = field(init=False)
     _live: dict[str, Live] = field(init=False, default_factory=dict)
     _ended: list[CoreOutput] = field(init=False, default_factory=list)  # between steps, given out by the next
     _counters: Counters = field(init=False, default_factory=Counters)
@@ -145,6 +94,7 @@ class LocalEngine:
             config.block_size,
             dtype=model.dtype,
             device=model.device,
+            rotations=model.rotations,
             nan_fill=config.debug_nan_fill,
         )
         self._cache = KVCache(
@@ -159,14 +109,13 @@ class LocalEngine:
         self._runner = Runner(model, storage)
         self._sessions = SessionCache(config.max_sessions, config.max_session_tokens)
         self.window = min(config.window or model.window, model.window, pages * config.block_size)
+        self._intake = Intake(self._sessions, self.window, model.vocab_size, shifts=model.no_shift is None)
         self._rng = random.Random(config.seed if config.seed is not None else os.urandom(16))
 
     # ------------------------------------------------------------------ in
     def submit(self, request: CoreRequest) -> None:
-        """Queue a request. Raises UnknownBase, ContextOverflow, RequestRefused, EngineOverloaded; then nothing is kept.
-
-        The cost of a base is one copy of its ids; nothing of it is hashed or looked up again.
-        """
+        """Queue a request. Raises UnknownBase, ContextOverflow, RequestRefused, EngineOverloaded; then nothing is
+        kept."""
         if request.request_id in self._live:
             raise RequestRefused(f"request {request.request_id!r} is running already", param="request_id")
         waiting = self._scheduler.num_waiting(background=request.priority > 0)
@@ -178,7 +127,7 @@ class LocalEngine:
             max_logprobs=self.config.max_logprobs,
             grammars=self.mask_factory is not None,
         )
-        seq = self._sequence(request)
+        seq = self._intake.sequence(request, arrival=next(self._arrivals), now_s=self.clock())
         grammar = request.sampling.grammar
         mask = self.mask_factory(grammar) if grammar is not None and self.mask_factory is not None else None
         seed = request.sampling.seed
@@ -190,60 +139,6 @@ class LocalEngine:
             stop_ids |= self.model.stop_ids
         self._live[seq.request_id] = Live(seq, chooser, text, stop_ids, keep=not seq.background)
         self._scheduler.add(seq)
-
-    def _sequence(self, request: CoreRequest) -> Sequence:
-        try:
-            delta = ids_from_bytes(request.delta)
-        except ValueError as error:
-            raise RequestRefused("the delta is no list of 4-byte token ids", param="delta") from error
-        base = request.base if request.base is not None and request.base.length else None
-        path = self._path(request)
-        tokens = path.ids[: base.length] + delta if path is not None and base is not None else delta
-        self._refuse_ids(delta, len(tokens), request.sampling.max_tokens)
-        seq = Sequence(
-            request_id=request.request_id,
-            tokens=tokens,
-            prompt_len=len(tokens),
-            sampling=request.sampling,
-            salt=request.salt,
-            priority=request.priority,
-            arrival=next(self._arrivals),
-            submitted_s=self.clock(),
-            session=request.session,
-        )
-        if request.session is not None:
-            seq.tag = session_tag(request.session, request.salt)
-            before = base.digest if base is not None else EMPTY_DIGEST
-            digest = chain_digest(before, request.delta) if len(delta) else before
-            seq.marks = grown_marks(path, base, len(tokens), digest)
-        if path is not None:
-            seq.hint = path.blocks
-            seq.hint_len = common_prefix(path.ids, tokens, base.length if base is not None else 0)
-        return seq
-
-    def _path(self, request: CoreRequest) -> SessionPath | None:
-        base = request.base
-        if request.session is None:
-            if base is not None and base.length:
-                raise RequestRefused("a base needs the session it belongs to", param="base")
-            return None
-        if base is not None and base.length:
-            return self._sessions.find(request.session, request.salt, base)
-        return self._sessions.get(request.session, request.salt)
-
-    def _refuse_ids(self, delta: array[int], prompt_len: int, max_tokens: int) -> None:
-        if not prompt_len:
-            raise RequestRefused("the prompt is empty", param="prompt")
-        if prompt_len + max_tokens > self.window:
-            raise ContextOverflow(
-                f"{prompt_len} prompt tokens and max_tokens {max_tokens} exceed the window of {self.window}",
-                limit=self.window,
-                requested=prompt_len + max_tokens,
-            )
-        if len(delta) and (largest := max(delta)) >= self.model.vocab_size:
-            raise RequestRefused(
-                f"token id {largest} is not in the vocabulary of {self.model.vocab_size}", param="prompt"
-            )
 
     def abort(self, request_id: str) -> None:
         """End a request now; its pages are free or cached when this returns. Unknown ids are nothing."""
@@ -263,6 +158,7 @@ class LocalEngine:
         for seq in plan.admitted:
             cached = seq.cached_tokens or 0
             self._counters.cached += cached
+            self._counters.shifted += seq.shifted_tokens
             outputs.append(CoreOutput(seq.request_id, Started(seq.prompt_len, cached, now - seq.submitted_s)))
         if plan.rows:
             self._counters.steps += 1
@@ -340,11 +236,10 @@ class LocalEngine:
             rest = live.text.flush()
             text, stop = text + rest.text, rest.stop
             finish = "stop" if stop is not None else finish
-        usage = Usage(seq.prompt_len, seq.num_output, seq.cached_tokens or 0)
         self._scheduler.remove(seq)
         self._leave(live)
         del self._live[seq.request_id]
-        return CoreOutput(seq.request_id, None, ids, text, logprobs, finish, stop, usage)
+        return CoreOutput(seq.request_id, None, ids, text, logprobs, finish, stop, _usage(seq))
 
     def _leave(self, live: Live) -> None:
         """Give the pages back; a session that has run keeps its path, as ordinary cache."""
@@ -371,8 +266,7 @@ class LocalEngine:
         self._scheduler.remove(seq)
         self._cache.release(seq, scrub=True)
         del self._live[seq.request_id]
-        usage = Usage(seq.prompt_len, seq.num_output, seq.cached_tokens or 0)
-        return CoreOutput(seq.request_id, usage=usage, error=reason)
+        return CoreOutput(seq.request_id, usage=_usage(seq), error=reason)
 
     # ------------------------------------------------------------------ sessions, figures, invariants
     def forget(self, session: str, salt: str) -> int:
@@ -417,6 +311,7 @@ class LocalEngine:
             prefill_tokens=counters.prefill,
             decode_tokens=counters.decode,
             cached_tokens=counters.cached,
+            shifted_tokens=counters.shifted,
             preemptions=self._scheduler.preemptions,
             evictions=pool.evictions,
         )
@@ -430,32 +325,12 @@ class LocalEngine:
         assert not any(len(seq.table) for seq in waiting), "a waiting sequence holds pages"
         for seq in running:
             assert seq.written <= len(seq.table) * self.config.block_size, "written past the table"
-            assert len(seq.uids) == seq.written // self.config.block_size, "a full block is not published"
+            assert len(seq.uids) == seq.exact // self.config.block_size, "not just the full, exact blocks are published"
         self._cache.check(running)
 
 
-def pool_pages(config: EngineConfig, model: LoadedModel) -> int:
-    """Pages that the configured bytes hold, for all layers together. ValueError when there is room for none."""
-    page_bytes = model.kv_bytes_per_token * config.block_size
-    wanted = config.pool_bytes
-    if wanted is None:
-        on_gpu = model.device.type == "cuda"
-        free = torch.cuda.mem_get_info(model.device)[0] if on_gpu else psutil.virtual_memory().available
-        wanted = int(free * config.pool_share)
-        if not on_gpu:
-            wanted = min(wanted, config.pool_bytes_cap)
-    pages = wanted // page_bytes - 1  # the guard page
-    if pages < 1:
-        raise ValueError(f"pool_bytes is {wanted}: a page of {config.block_size} tokens takes {page_bytes} bytes")
-    most = config.max_running + config.max_sessions  # windows that could ever be held
-    return min(pages, most * num_blocks(model.window, config.block_size))
-
-
-def common_prefix(one: array[int], other: array[int], known: int) -> int:
-    """How many ids both begin with, `known` of them for sure."""
-    least = min(len(one), len(other))
-    same = np.frombuffer(one, np.uint32, least)[known:] == np.frombuffer(other, np.uint32, least)[known:]
-    return least if bool(same.all()) else known + int(same.argmin())
+def _usage(seq: Sequence) -> Usage:
+    return Usage(seq.prompt_len, seq.num_output, seq.cached_tokens or 0, seq.shifted_tokens)
 
 
 def _needs_prompt(request: CoreRequest) -> bool:

@@ -85,5 +85,5 @@ def _contract_request(request: WireRequest) -> GenerateRequest:
             raise UnknownBase(f"no path of {request.base.length} ids is kept", length=request.base.length)
         return request.delta
 
-    prompt = IdsPrompt(request.delta, _prompt_tokens(request), whole, request.session, request.base)
+    prompt = IdsPrompt(request.delta, _prompt_tokens(request), whole, request.session, request.base, request.shift)
     return GenerateRequest(request.request_id, request.model, prompt, request.sampling, request.salt, request.priority)

@@ -40,6 +40,7 @@ def load_core(folder: Path, options: dict[str, Any]) -> Loaded:
         block_size=config.block_size,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
+        no_shift=model.no_shift,
     )
 
 
@@ -49,7 +50,7 @@ def _device(wanted: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-COUNTERS = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "preemptions", "evictions")
+COUNTERS = ("steps", "prefill_tokens", "decode_tokens", "cached_tokens", "shifted_tokens", "preemptions", "evictions")
 
 
 def status(core: Core, pool_ok: bool) -> Status:

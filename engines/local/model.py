@@ -13,7 +13,7 @@ serve wrongly is refused here and not found out by a user:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engines.contract import EngineError
 from engines.local.attention import IMPLEMENTATION, KVStep, Probe, register
 from engines.local.kv.storage import LayerShape, bytes_per_token
+from engines.local.learn_rope import CannotShift, learn_rotations, rope_settings
 from engines.local.linear import favour_few_rows
+from engines.local.rope import Rotations
 
 BATCH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
@@ -45,6 +47,8 @@ class LoadedModel:
     shapes: Mapping[int, LayerShape]
     dtype: torch.dtype
     device: torch.device
+    rotations: Rotations = field(default_factory=dict)  # of every layer's keys, for the KV shift
+    no_shift: str | None = "not looked at"  # why its keys cannot be moved; None: they can
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -96,6 +100,14 @@ def adopt(
         raise ModelRefused(f"{name}: the config names no window (max_position_embeddings)")
     weights = module.get_input_embeddings().weight
     favour_few_rows(module)
+    layers = config.num_hidden_layers
+    shapes = dict(sorted(probe(module, name, layers).shapes.items()))
+    rotations: Rotations = {}
+    no_shift = None
+    try:
+        rotations = learn_rotations(module, config, window, lambda position: probe(module, name, layers, position))
+    except CannotShift as reason:
+        no_shift = str(reason)
     return LoadedModel(
         name=name,
         module=module,
@@ -104,9 +116,11 @@ def adopt(
         window=window,
         vocab_size=weights.shape[0],
         stop_ids=_stop_ids(module, config),
-        shapes=probe(module, name, config.num_hidden_layers),
+        shapes=shapes,
         dtype=weights.dtype,
         device=weights.device,
+        rotations=rotations,
+        no_shift=no_shift,
     )
 
 
@@ -116,9 +130,7 @@ def refuse_config(name: str, module: Any, config: Any) -> None:
         raise ModelRefused(f"{name}: encoder-decoder models are not served")
     if not module._supports_attention_backend:
         raise ModelRefused(f"{name}: {type(module).__name__} does not attend through AttentionInterface")
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-    for rope in nested or [parameters]:
+    for rope in rope_settings(config):
         if rope.get("rope_type") in BATCH_DEPENDENT_ROPE:
             raise ModelRefused(
                 f"{name}: rope_type {rope['rope_type']!r} takes its frequencies from the longest sequence of the "
@@ -127,12 +139,13 @@ def refuse_config(name: str, module: Any, config: Any) -> None:
 
 
 @torch.inference_mode()
-def probe(module: Any, name: str, num_layers: int) -> dict[int, LayerShape]:
-    """Run one token and see what every layer sends. Raises ModelRefused unless each layer attends through us."""
+def probe(module: Any, name: str, num_layers: int, position: int = 0) -> Probe:
+    """Run one token at `position` and see what every layer sends. Raises ModelRefused unless each attends through
+    us."""
     seen = Probe()
     zero = torch.zeros(1, 1, dtype=torch.int64, device=module.get_input_embeddings().weight.device)
     try:
-        _forward(module, zero + 1, zero, zero[0], seen)
+        _forward(module, zero + 1, zero + position, zero[0], seen)
     except KeyError as error:
         if error.args != ("kv",):
             raise
@@ -141,7 +154,7 @@ def probe(module: Any, name: str, num_layers: int) -> dict[int, LayerShape]:
         raise ModelRefused(
             f"{name}: {len(seen.shapes)} of {num_layers} layers attend; the others keep recurrent or other state"
         )
-    return dict(sorted(seen.shapes.items()))
+    return seen
 
 
 def _forward(module: nn.Module, ids: Tensor, positions: Tensor, keep: Tensor, kv: KVStep | Probe) -> Tensor:

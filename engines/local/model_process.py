@@ -175,6 +175,7 @@ class ModelProcess:
             window=info.window,
             takes_ids=True,
             takes_delta=True,
+            takes_shift=info.no_shift is None,
             grammars=GRAMMARS,
             sampling=frozenset(Sampling.__dataclass_fields__) - {"max_tokens"},
             max_logprobs=MAX_LOGPROBS,
@@ -183,6 +184,7 @@ class ModelProcess:
             block_size=info.block_size,
             epoch=info.epoch,
             tokenizer=self._fingerprint,
+            unseen=() if info.no_shift is None else (f"shift: {info.no_shift}",),
         )
 
     @cached_property
@@ -278,7 +280,8 @@ def event_header(number: int, event: Event) -> dict[str, Any]:
     """The frame header of an event: the child's half of `_on_event`."""
     header: dict[str, Any] = {"k": "event", "r": number, "t": event.kind}
     if event.usage is not None:
-        header["u"] = [event.usage.prompt_tokens, event.usage.output_tokens, event.usage.cached_tokens]
+        usage = event.usage
+        header["u"] = [usage.prompt_tokens, usage.output_tokens, usage.cached_tokens, usage.shifted_tokens]
     return header
 
 

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from engines.contract import Base, EngineError, Sampling, TokenLogprob, Usage
+from engines.contract import Base, EngineError, Sampling, Shift, TokenLogprob, Usage
 from engines.local.backend import Status
 from engines.local.frames import FrameReader, encode_frame
 from engines.local.model_process import event_header, status_header
@@ -83,6 +83,7 @@ class RequestMaker(Protocol):
         salt: str,
         priority: int,
         sampling: Sampling,
+        shift: Shift | None,
     ) -> Any: ...
 
 
@@ -158,6 +159,7 @@ class ModelLoop:
             salt=wire.salt,
             priority=wire.priority,
             sampling=wire.sampling,
+            shift=wire.shift,
         )
         try:
             self._core.submit(request)
@@ -239,6 +241,7 @@ class Loaded:
     block_size: int
     device: str
     dtype: str
+    no_shift: str | None = None  # why K/V cannot be moved to another position; None: it can
 
 
 def run(load: Callable[[Path, dict[str, Any]], Loaded]) -> None:
@@ -254,7 +257,8 @@ def run(load: Callable[[Path, dict[str, Any]], Loaded]) -> None:
         if (command := read_load_command(channel, reader)) is None:
             return
         loaded = load(Path(command["folder"]), command["options"])
-        info = {name: getattr(loaded, name) for name in ("window", "vocab", "block_size", "device", "dtype")}
+        told = ("window", "vocab", "block_size", "device", "dtype", "no_shift")
+        info = {name: getattr(loaded, name) for name in told}
         channel.sendall(encode_frame({"k": "ready", "info": info | {"epoch": secrets.token_hex(8)}}))
         loop = ModelLoop(
             loaded.core,

@@ -94,7 +94,7 @@ class Scheduler:
         assert seq.node is not None
         if (key := self.cache.next_key(seq, seq.node, len(seq.uids))) is not None:
             computing.add(key)
-        count = min(seq.remaining, budget)
+        count = min(seq.run_stop - seq.written, budget)
         if count > 0:
             rows.append(Row(seq, count, samples=count == seq.remaining))
         return max(count, 0)
@@ -150,7 +150,7 @@ class Scheduler:
     def preempt(self, seq: Sequence) -> None:
         """Back to the waiting, with all ids; its pages stay cached as long as nobody needs them."""
         self.running.remove(seq)
-        hint_len = seq.written
+        hint_len = seq.exact
         seq.hint = self.cache.keep(seq)
         seq.hint_len, seq.preempted = hint_len, True
         self.preemptions += 1

@@ -4,6 +4,11 @@ tokens   | reused | prefilled | decoded        | last |
          0     cached      prompt_len      written   len(tokens)     the last id is sampled, its K/V not yet written
 table    page of every block touched so far
 uids     names of the full blocks that are published in the prefix index
+
+With a KV shift, K/V further on is there before what lies in between: `written` jumps over it when it gets there.
+
+tokens   | reused | prefilled |  copied ahead  | prefilled, decoded |
+         0     cached    ahead_start        ahead_stop          len(tokens)      exact up to ahead_start
 """
 
 from __future__ import annotations
@@ -11,9 +16,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from engines.contract import Base, Sampling
+from engines.contract import Base, Sampling, Shift
 from engines.local.kv.prefix import Node
 from engines.local.kv.session_cache import KeptBlocks
+from engines.local.kv.shift import Moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,7 @@ class CoreRequest:
     salt: str
     priority: int
     sampling: Sampling
+    shift: Shift | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +57,10 @@ class Sequence:
     written: int = 0
     cached_tokens: int | None = None  # reused at the first admission; None: not admitted yet
     preempted: bool = False  # `hint` is its own
+    moved: Moved | None = None  # what may be copied from another position of the session's former path
+    ahead_start: int = 0
+    ahead_stop: int = 0  # 0: nothing was copied ahead
+    shifted_tokens: int = 0  # the most that ever was
 
     @property
     def background(self) -> bool:
@@ -65,6 +76,16 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens whose K/V is not written: 1 while decoding."""
         return len(self.tokens) - self.written
+
+    @property
+    def exact(self) -> int:
+        """Written tokens, from the first on, that rest on nothing approximate."""
+        return min(self.written, self.ahead_start) if self.ahead_stop else self.written
+
+    @property
+    def run_stop(self) -> int:
+        """Where the next forward must stop: before what was copied ahead."""
+        return self.ahead_start if self.written < self.ahead_start else len(self.tokens)
 
     @property
     def num_output(self) -> int:

@@ -106,6 +106,7 @@ class Front:
                     "used": status.blocks_used,
                 },
                 "pool_ok": status.pool_ok,
+                "no_shift": info.no_shift,
             },
             status=200 if state == "ok" else 503,
         )

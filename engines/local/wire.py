@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from engines.contract import Base, RequestRefused, Sampling, TokenLogprob, Usage
+from engines.contract import Base, RequestRefused, Sampling, Shift, TokenLogprob, Usage
 from engines.local import checks
 from engines.local.refusal import Refusal
 
 CONTENT_TYPE = "application/vnd.turnkeep.generate"
-HEADER_FIELDS = frozenset({"request_id", "model", "session", "base", "cache_salt", "priority", "sampling"})
+HEADER_FIELDS = frozenset({"request_id", "model", "session", "base", "shift", "cache_salt", "priority", "sampling"})
+SHIFT_COUNTS = ("source_start", "dest_start", "length", "recompute")
 MAX_HEADER_BYTES = 256 * 1024
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -35,6 +36,7 @@ class WireRequest:
     base: Base | None = None
     salt: str = ""
     priority: int = 0
+    shift: Shift | None = None
 
 
 class Event(NamedTuple):
@@ -61,7 +63,7 @@ def read_header(header: Mapping[str, Any], delta: bytes, vocab: int) -> WireRequ
     checks.unknown(header, HEADER_FIELDS)
     sampling = checks.mapping(header, "sampling") or {}
     checks.unknown(sampling, checks.SAMPLING_FIELDS, "sampling.")
-    base = _base(header)
+    base = _base(header, "base")
     if not delta and base is None:
         raise checks.refuse("delta", "an empty prompt")
     return WireRequest(
@@ -73,6 +75,7 @@ def read_header(header: Mapping[str, Any], delta: bytes, vocab: int) -> WireRequ
         base=base,
         salt=checks.text(header, "cache_salt", checks.SALT, ""),
         priority=checks.whole(header, "priority", -MAX_PRIORITY, MAX_PRIORITY, 0),
+        shift=_shift(header),
     )
 
 
@@ -83,16 +86,28 @@ def _required(header: Mapping[str, Any], name: str, pattern: re.Pattern[str]) ->
     return value
 
 
-def _base(header: Mapping[str, Any]) -> Base | None:
-    value = checks.mapping(header, "base")
+def _base(fields: Mapping[str, Any], name: str) -> Base | None:
+    value = checks.mapping(fields, "base")
     if value is None:
         return None
-    checks.unknown(value, {"length", "digest"}, "base.")
+    checks.unknown(value, {"length", "digest"}, f"{name}.")
     length = checks.whole(value, "length", 0, checks.MAX_TOKENS, None)
     digest = checks.text(value, "digest", DIGEST, None)
     if length is None or digest is None:
-        raise checks.refuse("base", "needs length and digest")
+        raise checks.refuse(name, "needs length and digest")
     return Base(length, bytes.fromhex(digest))
+
+
+def _shift(header: Mapping[str, Any]) -> Shift | None:
+    value = checks.mapping(header, "shift")
+    if value is None:
+        return None
+    checks.unknown(value, {"base", *SHIFT_COUNTS}, "shift.")
+    base = _base(value, "shift.base")
+    counts = [checks.whole(value, name, 0, checks.MAX_TOKENS, None) for name in SHIFT_COUNTS]
+    if base is None or None in counts:
+        raise checks.refuse("shift", f"needs base, {', '.join(SHIFT_COUNTS)}")
+    return Shift(base, *(count or 0 for count in counts))
 
 
 def header_of(request: WireRequest) -> dict[str, Any]:
@@ -102,12 +117,19 @@ def header_of(request: WireRequest) -> dict[str, Any]:
     if request.session is not None:
         header["session"] = request.session
     if request.base is not None:
-        header["base"] = {"length": request.base.length, "digest": request.base.digest.hex()}
+        header["base"] = _base_fields(request.base)
+    if (shift := request.shift) is not None:
+        counts = {name: getattr(shift, name) for name in SHIFT_COUNTS}
+        header["shift"] = {"base": _base_fields(shift.base), **counts}
     if request.salt:
         header["cache_salt"] = request.salt
     if request.priority:
         header["priority"] = request.priority
     return header
+
+
+def _base_fields(base: Base) -> dict[str, Any]:
+    return {"length": base.length, "digest": base.digest.hex()}
 
 
 _DEFAULTS = Sampling(max_tokens=1)
@@ -161,6 +183,8 @@ def delta_event(
             "cached_tokens": usage.cached_tokens,
             "output_tokens": usage.output_tokens,
         }
+        if usage.approximate:
+            fields["usage"] |= {"approximate": True, "shifted_tokens": usage.shifted_tokens}
     return Event("last", orjson.dumps(fields), usage)
 
 

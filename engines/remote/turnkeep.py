@@ -38,6 +38,7 @@ class TurnkeepEngine:
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
+        self._takes_shift = False  # until its capabilities say so: an older replica refuses the field
 
     @property
     def name(self) -> str:
@@ -53,9 +54,11 @@ class TurnkeepEngine:
                 frozenset(value) if field.name in _SETS else tuple(value) if field.name in _TUPLES else value
             )
         try:
-            return Capabilities(**{**known, "kind": "turnkeep"})
+            capabilities = Capabilities(**{**known, "kind": "turnkeep"})
         except TypeError as error:
             raise self._broken(f"its capabilities lack a field: {error}") from error
+        self._takes_shift = capabilities.takes_shift
+        return capabilities
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         stream = await self._open(request)
@@ -136,6 +139,7 @@ class TurnkeepEngine:
                 base=base,
                 salt=request.cache_salt,
                 priority=request.priority,
+                shift=prompt.shift if self._takes_shift else None,
             )
         )
         return await AnswerStream.open(
@@ -171,7 +175,9 @@ def _read_delta(event: dict[str, Any]) -> Delta | None:
         logprobs=_read_logprobs(logprobs) if logprobs else (),
         finish=finish,
         stop=event.get("stop"),
-        usage=Usage(usage["prompt_tokens"], usage["output_tokens"], usage.get("cached_tokens")),
+        usage=Usage(
+            usage["prompt_tokens"], usage["output_tokens"], usage.get("cached_tokens"), usage.get("shifted_tokens", 0)
+        ),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from engines.contract import Base, Sampling
+from engines.contract import Base, Sampling, Shift
 from engines.local.checks import u32_bytes
 from engines.local.interpreter import child_environment
 from engines.local.wire import CONTENT_TYPE, WireRequest, encode_generate
@@ -37,11 +37,21 @@ class RunningEngine:
         return str(self.ready["url"])
 
     def body(
-        self, ids: list[int], *, session: str | None = None, base: Base | None = None, salt: str = "", **sampling: Any
+        self,
+        ids: list[int],
+        *,
+        session: str | None = None,
+        base: Base | None = None,
+        salt: str = "",
+        priority: int = 0,
+        shift: Shift | None = None,
+        **sampling: Any,
     ) -> bytes:
         asked = Sampling(**({"max_tokens": 4, "temperature": 0.0} | sampling))
         delta = u32_bytes(ids)
-        return encode_generate(WireRequest("r", self.ready["model"], delta, asked, session, base, salt))
+        return encode_generate(
+            WireRequest("r", self.ready["model"], delta, asked, session, base, salt, priority, shift)
+        )
 
     def generate(self, ids: list[int], **more: Any) -> tuple[int, list[dict[str, Any]]]:
         """Status and events of one request; a refusal is its one event."""

@@ -20,6 +20,7 @@ from engines.contract import (
     ContextOverflow,
     RequestRefused,
     Sampling,
+    Shift,
     TokenLogprob,
     UnknownBase,
     Usage,
@@ -42,6 +43,7 @@ class Request:
     salt: str
     priority: int
     sampling: Sampling
+    shift: Shift | None = None
     prompt: bytes = b""
     cached: int = 0
     made: list[int] = field(default_factory=list)

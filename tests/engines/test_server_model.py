@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from engines.contract import EMPTY_DIGEST, Base, Grammar, chain_digest
+from engines.contract import EMPTY_DIGEST, Base, Grammar, Shift, chain_digest
 from engines.local.checks import u32_bytes
 from engines.local.wire import CONTENT_TYPE
 from tests.engines.running import RunningEngine, events, running_engine
@@ -93,6 +93,34 @@ def test_a_second_turn_by_delta_equals_the_whole_prompt_and_reuses_all_but_its_n
     assert answer_of(by_delta) == answer_of(whole)
     assert by_delta[0]["cached_tokens"] >= base.length - 1
     assert whole[0]["cached_tokens"] == 0  # another salt shares nothing
+
+
+def test_kept_turns_after_a_cut_are_shifted_and_the_answer_says_that_it_is_approximate(engine: RunningEngine) -> None:
+    head = ids_of(engine, "<|im_start|>system\nYou are brief.<|im_end|>\n")
+    middle = ids_of(engine, CHAT.format("Tell me about the river Danube. " * 9) + "It is long.<|im_end|>\n")
+    kept = ids_of(engine, CHAT.format("I live in Linz, in Austria. " * 12) + "Noted.<|im_end|>\n")
+    summary = ids_of(engine, "<|im_start|>user\n[We spoke of the Danube.]<|im_end|>\n")
+    asked = ids_of(engine, CHAT.format("In which country do I live?"))
+    _, got = engine.generate(head + middle + kept, session="cut", salt="c", max_tokens=1)
+    base = Base(
+        len(head + middle + kept) + 1,
+        chain_digest(chain_digest(EMPTY_DIGEST, u32_bytes(head + middle + kept)), u32_bytes(answer_of(got))),
+    )
+    shift = Shift(base, len(head + middle), len(head + summary), len(kept), 16)
+    prompt = head + summary + kept + asked
+    status, got = engine.generate(prompt, session="cut", salt="c", shift=shift, max_tokens=12)
+    usage = got[-1]["usage"]
+    assert status == 200
+    assert (usage["approximate"], usage["shifted_tokens"]) == (True, len(kept) - 16)
+    assert answer_of(got)
+    _, exact = engine.generate(prompt, salt="c", max_tokens=12)
+    assert "approximate" not in exact[-1]["usage"]
+    assert exact[0]["cached_tokens"] <= len(head + summary) + 16
+
+
+def test_it_says_whether_it_takes_a_shift(engine: RunningEngine) -> None:
+    assert engine.client.get("/turnkeep/v1/capabilities").json()["takes_shift"] is True
+    assert health(engine)["no_shift"] is None
 
 
 def test_an_unknown_base_is_409_and_the_whole_prompt_then_serves(engine: RunningEngine) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.contract import Base, Grammar, RequestRefused, Sampling, TokenLogprob, Usage
+from engines.contract import Base, Grammar, RequestRefused, Sampling, Shift, TokenLogprob, Usage
 from engines.local import checks, frames, wire
 
 VOCAB = 1000
@@ -22,6 +22,7 @@ FULL = wire.WireRequest(
     base=Base(7, bytes(range(32))),
     salt="abc_-",
     priority=-3,
+    shift=Shift(Base(7, bytes(range(32))), 2, 1, 5, 0),
     sampling=Sampling(
         max_tokens=5,
         temperature=0.5,
@@ -40,6 +41,15 @@ FULL = wire.WireRequest(
         ignore_eos=True,
     ),
 )
+
+
+SHIFT = {
+    "base": {"length": 7, "digest": "0" * 64},
+    "source_start": 2,
+    "dest_start": 1,
+    "length": 5,
+    "recompute": 64,
+}
 
 
 def body(header: dict[str, Any], delta: bytes = b"\1\0\0\0") -> bytes:
@@ -70,6 +80,11 @@ def test_a_request_is_read_back_as_it_was_written(request_: wire.WireRequest) ->
         ("length", {"base": {"length": -1, "digest": "0" * 64}}),
         ("digest", {"base": {"length": 1, "digest": "0" * 63}}),
         ("base.extra", {"base": {"length": 1, "digest": "0" * 64, "extra": 1}}),
+        ("shift", {"shift": SHIFT | {"base": None}}),
+        ("shift", {"shift": {name: value for name, value in SHIFT.items() if name != "length"}}),
+        ("shift.base", {"shift": SHIFT | {"base": {"length": 1}}}),
+        ("shift.extra", {"shift": SHIFT | {"extra": 1}}),
+        ("dest_start", {"shift": SHIFT | {"dest_start": -1}}),
         ("sampling", {"sampling": []}),
         ("max_tokens", {"sampling": {}}),
         *((name, {"sampling": {"max_tokens": 1} | {name: value}}) for name, value in [
@@ -132,6 +147,12 @@ def test_events_carry_the_fields_of_the_page() -> None:
         "stop": "END",
         "usage": {"prompt_tokens": 10, "cached_tokens": 8, "output_tokens": 1},
     }
+
+
+def test_an_approximate_answer_says_so() -> None:
+    last = wire.delta_event([5], "a", finish="stop", usage=Usage(100, 1, 20, 60))
+    usage = orjson.loads(last.data)["usage"]
+    assert (usage["approximate"], usage["shifted_tokens"]) == (True, 60)
 
 
 @given(

@@ -21,6 +21,7 @@ from engines.local.kv.eviction import EvictionPolicy
 from engines.local.kv.pool import KVPool, PageContents, Pages, Uids
 from engines.local.kv.prefix import NO_PAGE, Node, PrefixIndex
 from engines.local.kv.session_cache import KeptBlocks
+from engines.local.kv.shift import Copy, find_copy, slots_of
 from engines.local.sequence import Sequence
 
 
@@ -99,8 +100,9 @@ class KVCache:
         return self.index.child(node, self._key(seq, block))
 
     def next_key(self, seq: Sequence, node: Node, block: int) -> tuple[int, bytes] | None:
-        """Name of the block that `seq` needs after `node`; None: it has no full block left."""
-        if (block + 1) * self.block_size > len(seq.tokens):
+        """Name of the block that `seq` needs after `node`; None: it has no full block left that it will publish."""
+        end = (block + 1) * self.block_size
+        if end > len(seq.tokens) or (seq.ahead_stop and end > seq.ahead_start):
             return None
         return node.uid, self._key(seq, block)
 
@@ -120,8 +122,40 @@ class KVCache:
 
     # ------------------------------------------------------------------ come
     def admit(self, seq: Sequence, match: Match, *, reserve: int = 0) -> bool:
-        """Give `seq` its match and pages for all its tokens; False and nothing changed if fewer than `reserve` pages
-        would be left to give out."""
+        """Give `seq` its match and pages for all its tokens, and copy ahead what it may; False and nothing changed if
+        fewer than `reserve` pages would be left to give out."""
+        copy = self._copy(seq, match)
+        if copy is not None:
+            self.pool.take(copy.pages, seq.tag)  # they stay until they are copied, whatever is given out
+            admitted = self._allot(seq, match, reserve)
+            if admitted:
+                self._copy_ahead(seq, copy)
+            self.pool.release(copy.pages)
+            if admitted:
+                return True
+        return self._allot(seq, match, reserve)
+
+    def _copy(self, seq: Sequence, match: Match) -> Copy | None:
+        if seq.moved is None or not self._prefix_reuse:
+            return None
+        cached = match.num_tokens(self.block_size)
+        return find_copy(seq.moved, self.pool, self.block_size, cached=cached, num_tokens=len(seq.tokens))
+
+    def _copy_ahead(self, seq: Sequence, copy: Copy) -> None:
+        size, count = self.block_size, copy.stop - copy.start
+        source = slots_of(copy.pages, copy.source % size, count, size)
+        target = slots_of(np.array(seq.table, np.int32), copy.start, count, size)
+        self._contents.move(source, target, copy.source, copy.start)
+        seq.ahead_start, seq.ahead_stop = copy.start, copy.stop
+        seq.shifted_tokens = max(seq.shifted_tokens, count)
+        self._jump(seq)
+
+    def _jump(self, seq: Sequence) -> None:
+        assert not seq.ahead_start < seq.written < seq.ahead_stop, "what was copied ahead was overwritten"
+        if seq.ahead_stop and seq.written == seq.ahead_start:
+            seq.written = seq.ahead_stop
+
+    def _allot(self, seq: Sequence, match: Match, reserve: int) -> bool:
         needed = num_blocks(len(seq.tokens), self.block_size) - len(match.pages) - match.in_place
         if needed + reserve > self.pool.available(_taken(match)) and match.tail_page and not match.in_place:
             match = replace(match, tail_page=0, tail_uid=0, tail_len=0)  # the page copied from is one page more
@@ -162,13 +196,14 @@ class KVCache:
     def advance(self, seq: Sequence, num_tokens: int) -> None:
         """`num_tokens` more of `seq` are written by a finished forward: publish the blocks that are full now."""
         seq.written += num_tokens
-        while (len(seq.uids) + 1) * self.block_size <= seq.written:
+        self._jump(seq)
+        while (len(seq.uids) + 1) * self.block_size <= seq.exact:
             self._publish(seq)
 
     def catch_up(self, seq: Sequence) -> None:
         """Take over the blocks of `seq` that somebody else has written since it came, in place of its own pages."""
         assert seq.node is not None
-        if not self._prefix_reuse:
+        if not self._prefix_reuse or seq.ahead_stop:
             return
         while (node := self.next_block(seq, seq.node, len(seq.uids))) is not None and node.page != NO_PAGE:
             block = len(seq.uids)
@@ -204,8 +239,8 @@ class KVCache:
 
     # ------------------------------------------------------------------ leave
     def keep(self, seq: Sequence) -> KeptBlocks:
-        """Let go of the pages, but name the partial tail, so that all that is written can be found again."""
-        full, slots = len(seq.uids), seq.written - len(seq.uids) * self.block_size
+        """Let go of the pages, but name the partial tail, so that all that is written, and exact, is found again."""
+        full, slots = len(seq.uids), seq.exact - len(seq.uids) * self.block_size
         pages = np.array(seq.table[:full], np.int32)
         uids = np.array(seq.uids, np.int64)
         kept = KeptBlocks(pages, uids)
@@ -228,6 +263,7 @@ class KVCache:
         self.pool.release(table)
         self.index.unhold(seq.node if seq.node is not None else self.index.hold(self.index.root(seq.salt)))
         seq.table, seq.uids, seq.node, seq.written = array("i"), array("q"), None, 0
+        seq.ahead_start = seq.ahead_stop = 0
 
     def drop(self, blocks: KeptBlocks) -> None:
         """Nobody will come back for these: the partial tail, which only its path can find, becomes free."""

@@ -28,6 +28,7 @@ MAX_USERS = 1000  # sessions told apart on a shared page; a page with more (a sy
 
 Pages = NDArray[np.int32]
 Uids = NDArray[np.int64]
+Slots = NDArray[np.int64]
 
 
 class PageContents(Protocol):
@@ -45,6 +46,10 @@ class PageContents(Protocol):
 
     def copy(self, source: int, target: int, num_slots: int) -> None:
         """Copy the first `num_slots` slots of page `source` to page `target`, in every layer."""
+        ...
+
+    def move(self, source: Slots, target: Slots, old: int, new: int) -> None:
+        """Copy slots that hold positions from `old` on to slots that stand for positions from `new` on."""
         ...
 
 

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.local.kv.pool import Pages
+from engines.local.kv.pool import Pages, Slots
+from engines.local.rope import Rotation, Rotations
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class KVStorage:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        rotations: Rotations | None = None,
         nan_fill: bool = False,
     ) -> None:
         def empty(heads: int, dim: int) -> Tensor:
@@ -66,6 +68,7 @@ class KVStorage:
         self.values = {layer: empty(shape.kv_heads, shape.value_dim) for layer, shape in shapes.items()}
         self.key_slots = {layer: pages.flatten(0, 1) for layer, pages in self.keys.items()}
         self.value_slots = {layer: pages.flatten(0, 1) for layer, pages in self.values.items()}
+        self._rotations = rotations or {}
         self._nan_fill = nan_fill
         if nan_fill:
             for pages in self._all():
@@ -111,6 +114,22 @@ class KVStorage:
     def copy(self, source: int, target: int, num_slots: int) -> None:
         for pages in self._all():
             pages[target, :num_slots] = pages[source, :num_slots]
+
+    @torch.inference_mode()
+    def move(self, source: Slots, target: Slots, old: int, new: int) -> None:
+        """Values as they are; keys turned from positions old, old + 1, ... to new, new + 1, ..."""
+        at, to = (torch.from_numpy(slots).to(self.device) for slots in (source, target))
+        before, after = (torch.arange(first, first + len(source), device=self.device) for first in (old, new))
+        angles: dict[int, tuple[Tensor, Tensor]] = {}
+        turned: Rotation | None
+        for layer, turned in self._rotations.items():
+            keys = self.key_slots[layer].index_select(0, at)
+            if turned is not None:
+                if id(turned) not in angles:
+                    angles[id(turned)] = turned.angles(before, after)
+                keys = turned.turned(keys, angles[id(turned)])
+            self.key_slots[layer].index_copy_(0, to, keys)
+            self.value_slots[layer].index_copy_(0, to, self.value_slots[layer].index_select(0, at))
 
     def _fill(self, pages: Pages, value: float) -> None:
         if len(pages):

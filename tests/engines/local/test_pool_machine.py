@@ -1,7 +1,8 @@
 """Pool and prefix index against a naive oracle, over random lives of requests: come, go on, keep, leave, forget.
 
 The oracle is the contents: every page holds the (salt, ids) path that was written into its slots. A match that hands
-out a page whose slots say anything else is wrong, whatever the books claim.
+out a page whose slots say anything else is wrong, whatever the books claim. What was copied to another position, or
+computed on such, says SHIFTED before its path.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engines.contract import Sampling
 from engines.local.kv.cache import KVCache
 from engines.local.kv.eviction import Lru
-from engines.local.kv.pool import Pages
+from engines.local.kv.pool import Pages, Slots
 from engines.local.kv.session_cache import KeptBlocks
+from engines.local.kv.shift import Moved
 from engines.local.sequence import Sequence
 
 BLOCK, PAGES = 4, 10
 IDS = st.lists(st.integers(0, 1), min_size=1, max_size=18)
 MORE = st.lists(st.integers(0, 1), max_size=6)
 WRITE = st.sampled_from([99, 99, 3])  # tokens of the first prefill
+SHIFTED = "shifted "
 Slot = tuple[str, tuple[int, ...]] | None  # salt and the whole path up to this token
 
 
@@ -47,6 +50,15 @@ class Contents:
 
     def copy(self, source: int, target: int, num_slots: int) -> None:
         self.slots[target][:num_slots] = self.slots[source][:num_slots]
+
+    def move(self, source: Slots, target: Slots, old: int, new: int) -> None:
+        for place, (one, other) in enumerate(zip(source.tolist(), target.tolist(), strict=True)):
+            held = self.slots[one // BLOCK][one % BLOCK]
+            assert held is not None
+            assert not held[0].startswith(SHIFTED), "copied from a copy"
+            assert len(held[1]) == old + place + 1, "copied from another position than it says"
+            assert other % BLOCK == (new + place) % BLOCK
+            self.slots[other // BLOCK][other % BLOCK] = (SHIFTED + held[0], held[1])
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -79,18 +91,24 @@ class PoolMachine(RuleBasedStateMachine):
             self.cache.release(seq)
 
     def _read(self, seq: Sequence) -> None:
-        """Everything that counts as written says this very path."""
+        """Everything that counts as written says this very path; of what was copied, the token at least is right."""
         for at in range(seq.written):
-            path = (seq.salt, tuple(seq.tokens[: at + 1]))
-            assert self.contents.slots[seq.table[at // BLOCK]][at % BLOCK] == path
+            held = self.contents.slots[seq.table[at // BLOCK]][at % BLOCK]
+            if at < seq.exact:
+                assert held == (seq.salt, tuple(seq.tokens[: at + 1]))
+            else:
+                assert held is not None
+                assert (held[0], held[1][-1]) == (SHIFTED + seq.salt, seq.tokens[at])
 
     def _write(self, seq: Sequence, upto: int) -> None:
         holders = Counter(page for other in self.running for page in other.table)
-        for at in range(seq.written, upto):
-            page = seq.table[at // BLOCK]
-            assert holders[page] == 1, "a shared page is written"
-            self.contents.slots[page][at % BLOCK] = (seq.salt, tuple(seq.tokens[: at + 1]))
-        self.cache.advance(seq, upto - seq.written)
+        while (stop := min(upto, seq.run_stop)) > seq.written:
+            for at in range(seq.written, stop):
+                page = seq.table[at // BLOCK]
+                assert holders[page] == 1, "a shared page is written"
+                salt = SHIFTED + seq.salt if seq.ahead_stop and at >= seq.ahead_stop else seq.salt
+                self.contents.slots[page][at % BLOCK] = (salt, tuple(seq.tokens[: at + 1]))
+            self.cache.advance(seq, stop - seq.written)
 
     @rule(ids=IDS, salt=st.sampled_from("aaab"), tag=st.integers(0, 2), write=WRITE)
     def come(self, ids: list[int], salt: str, tag: int, write: int) -> None:
@@ -116,6 +134,18 @@ class PoolMachine(RuleBasedStateMachine):
             self.kept.append(kept)
             self.come_back(0, ids_cut, ids_more, 99)
             self.kept.remove(kept)
+
+    @precondition(lambda self: self.kept)
+    @rule(which=st.integers(0, 2), before=IDS, source=st.integers(0, 9), recompute=st.integers(0, 2), more=MORE)
+    def come_back_cut(self, which: int, before: list[int], source: int, recompute: int, more: list[int]) -> None:
+        """What a path holds from `source` on comes after something else, and may be copied from where it was."""
+        former, blocks, _ = self.kept[-1 - which % len(self.kept)]
+        moving = former.tokens[source:].tolist()
+        if not moving:
+            return
+        seq = self._sequence([*before, *moving, *more], former.salt, former.tag)
+        seq.moved = Moved(blocks, source, len(before), len(moving), recompute)
+        self._admit(seq, 99)
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 99), tokens=st.integers(1, 9))
