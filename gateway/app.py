@@ -42,9 +42,11 @@ from gateway.metrics import Metrics
 from gateway.policy import policy_of
 from gateway.secrets import derive, load_secret
 from gateway.sessions.compaction import Compactions
+from gateway.sessions.compaction_run import CompactionRoom
 from gateway.sessions.models import Models
 from gateway.sessions.registry import Registry
 from gateway.sessions.room import TurnRoom
+from gateway.sessions.summariser import Summariser
 from gateway.settings import Settings
 from gateway.store.records import SessionRecord
 from gateway.store.schema import migrate
@@ -127,19 +129,19 @@ async def _wire(
     def salt_of(tenant: str) -> str:
         return salts.get(tenant) or salts.setdefault(tenant, cache_salt(secret, tenant))
 
-    compactions = Compactions(
-        store,
-        fleet,
-        models,
-        registry,
-        policy=partial(_policy, settings),
+    compaction_room = CompactionRoom(
+        store=store,
+        fleet=fleet,
+        models=models,
+        registry=registry,
+        summariser=Summariser(fleet, models, timeout_s=settings.summary_timeout_s),
         new_id=new_id,
         session_name=affinities(secret),
         cache_salt=salt_of,
         default_max_tokens=settings.max_output_tokens,
-        at_once=settings.compactions_at_once,
-        summary_timeout_s=settings.summary_timeout_s,
     )
+    policy = partial(_policy, settings)
+    compactions = Compactions(compaction_room, policy=policy, at_once=settings.compactions_at_once)
     room = TurnRoom(
         store=store,
         fleet=fleet,
