@@ -9,6 +9,7 @@ TRIGGER = 0.70  # compact when prompt and answer's reserve pass this share of th
 TARGET = 0.40  # and go down to this share: freeing only the excess compacts again at every following turn
 MIN_GAIN = 0.05  # of the window: less is not worth a broken prefix
 RESERVE_SHARE = 4  # an answer's reserve is at most a quarter of the window
+MOST_PER_TURN = 100  # tokens of a summary for each turn it replaces: what a session may ask for at most
 BREAKER_FAILURES = 3  # after so many compactions in a row that brought nothing ...
 BREAKER_GROWTH = 0.05  # ... the next waits until the prompt has grown by this share of the window
 
@@ -73,6 +74,11 @@ def answer_tokens(window: int, prompt_tokens: int, asked: int | None, default: i
 def answer_reserve(window: int, asked: int | None, default: int) -> int:
     """Tokens that stay free for the answer: what it may take, at most a quarter of the window."""
     return min(asked if asked is not None else default, window // RESERVE_SHARE)
+
+
+def share(ratio: float, window: int) -> int:
+    """That part of the window, in whole tokens: at least none of it and at most all."""
+    return int(min(1.0, max(0.0, ratio)) * window)
 
 
 def least_gain(window: int) -> int:

@@ -6,7 +6,7 @@ derived copy. A Turn is one exchange: what came in, and what was answered. Turns
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,3 +59,14 @@ class Turn:
     def items(self) -> Iterator[Item]:
         yield from self.input
         yield from self.output
+
+
+def open_calls(items: Iterable[Item]) -> dict[str, str]:
+    """Tool calls that no output has answered yet: call id -> function name."""
+    waiting: dict[str, str] = {}
+    for item in items:
+        if item.type == "function_call":
+            waiting[item.payload["call_id"]] = item.payload["name"]
+        elif item.type == "function_call_output":
+            waiting.pop(item.payload["call_id"], None)
+    return waiting

@@ -10,7 +10,7 @@ from compression.segments import Segment
 from compression.view import Cut, Part
 
 OVERSIZED = 0.125  # of the window: a message longer than that may be cut in its middle
-CUT_SHARE = 4  # an oversized message keeps a quarter
+CUT_SHARE = 4  # an oversized message keeps a quarter, and is not oversized any more
 MASK_TOKENS = 24  # "[tool output of 812 tokens left out]"
 MASKED_TOOL = 64  # tokens: a shorter tool output is not worth a marker
 
@@ -26,29 +26,33 @@ class PlannedCut:
 
 
 def cuts_down_to(
-    ground: Ground, segments: Sequence[Segment], goal: int, allowed: int
+    ground: Ground, segments: Sequence[Segment], goal: int, *, kept_down_to: int | None
 ) -> tuple[tuple[PlannedCut, ...], dict[str, int]]:
     """Cuts, and the sizes of the turns that they shorten.
 
-    Down to the goal in turns that may be replaced; in those that are kept only what is needed to be allowed.
+    Down to the goal in turns that are not kept; in those that are, down to another, or not at all (None). One cut for
+    an item at most.
     """
-    cuts: list[PlannedCut] = []
+    cuts: dict[tuple[str, Part, int], PlannedCut] = {}
     sizes: dict[str, int] = {}
     tokens = ground.tokens(segments, sizes)
     for cut in _cuttable(ground, segments):
-        if tokens <= (allowed if cut.turn_id in ground.kept else goal):
+        item = (cut.turn_id, cut.part, cut.index)
+        down_to = kept_down_to if cut.turn_id in ground.kept else goal
+        if down_to is None or tokens <= down_to or item in cuts:
             continue
-        cuts.append(cut)
-        sizes[cut.turn_id] = sizes.get(cut.turn_id, ground.size[cut.turn_id]) - cut.tokens + cut.budget_tokens
-        tokens -= cut.tokens - cut.budget_tokens
-    return tuple(cuts), sizes
+        size = sizes.get(cut.turn_id, ground.size[cut.turn_id])
+        sizes[cut.turn_id] = max(0, size - cut.tokens + cut.budget_tokens)
+        tokens -= size - sizes[cut.turn_id]
+        cuts[item] = cut
+    return tuple(cuts.values()), sizes
 
 
 _ORDER: dict[Cut, int] = {"image": 0, "reasoning": 1, "tool_output": 2, "oversized": 3}
 
 
 def _cuttable(ground: Ground, segments: Sequence[Segment]) -> list[PlannedCut]:
-    """What may be cut out: of turns that may be replaced first, then by kind, then oldest first."""
+    """What may be cut out: of turns that are kept last, then by kind, then oldest first."""
     hidden = ground.covered(segments) | ground.pinned
     found = [
         PlannedCut(turn.id, part.part, part.index, part.kind, part.tokens, budget)
@@ -62,10 +66,10 @@ def _cuttable(ground: Ground, segments: Sequence[Segment]) -> list[PlannedCut]:
 
 def _cut_budget(part: SizedPart, kind: Cut, window: int) -> int | None:
     """Tokens that are left of a part after its cut; None where that is not worth it."""
+    longest = int(OVERSIZED * window)
     if kind == "oversized":
-        return part.tokens // CUT_SHARE if part.tokens > OVERSIZED * window else None
-    if kind == "reasoning":
-        return 0
+        return min(part.tokens // CUT_SHARE, longest) if part.tokens > longest else None
     if kind == "tool_output":
         return MASK_TOKENS if part.tokens >= MASKED_TOOL else None
-    return MARKER_TOKENS if part.tokens > MARKER_TOKENS else None
+    left = part.stays_tokens + MARKER_TOKENS if kind == "image" else 0
+    return left if part.tokens > left else None

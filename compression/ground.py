@@ -8,7 +8,7 @@ from functools import cached_property
 
 from compression.budget import Policy
 from compression.segments import Segment
-from compression.view import Cut, Part, layout
+from compression.view import Cut, Part, held, layout, units
 
 FRAME_TOKENS = 48  # around the segments of one summary message: heading, ending, roles, what is said to it
 LEAST_SEGMENT = 24  # tokens; a shorter summary says nothing
@@ -17,12 +17,14 @@ MARKER_TOKENS = 12  # "[n earlier turns were removed]"
 
 @dataclass(frozen=True, slots=True)
 class SizedPart:
-    """One item of a turn as it stands in the prompt now. `kind` None: nothing that is ever cut out."""
+    """One item of a turn as it stands in the prompt now. `kind` None: nothing that is ever cut out, or is cut already.
+    `stays_tokens`: what a cut leaves of it beside its marker, as the text that stands with an image."""
 
     part: Part
     index: int
     tokens: int
     kind: Cut | None = None
+    stays_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,19 @@ class Ground:
         return frozenset(turn.id for turn in self.turns if turn.pinned)
 
     @cached_property
+    def waiting(self) -> frozenset[str]:
+        return frozenset(turn.id for turn in self.turns if turn.open_calls)
+
+    @cached_property
+    def held(self) -> frozenset[str]:
+        return held(self.ids, self.pinned, self.waiting)
+
+    @cached_property
     def kept(self) -> frozenset[str]:
-        first, last = self.policy.keep_first, max(1, self.policy.keep_last)
-        return frozenset(turn.id for turn in (*self.turns[:first], *self.turns[-last:])) | self.pinned
+        """Turns that no plan replaces, and whose parts are cut only where nothing else helps. Those that are bound to
+        them by tool calls are not replaced either; their parts may be cut."""
+        first, last = max(0, self.policy.keep_first), max(1, self.policy.keep_last)
+        return self.pinned.union(self.ids[:first], self.ids[-last:])
 
     @cached_property
     def before(self) -> int:
@@ -76,21 +88,17 @@ class Ground:
     @cached_property
     def units(self) -> tuple[Unit, ...]:
         """Units that may be replaced, oldest first."""
-        units: list[list[SizedTurn]] = []
-        for turn in self.turns:
-            if units and units[-1][-1].open_calls:
-                units[-1].append(turn)
-            else:
-                units.append([turn])
         stays = self.kept | self.covered(self.segments)
-        return tuple(tuple(unit) for unit in units if not any(turn.id in stays for turn in unit))
+        turn = {turn.id: turn for turn in self.turns}
+        free = (unit for unit in units(self.ids, self.waiting) if stays.isdisjoint(unit))
+        return tuple(tuple(turn[id] for id in unit) for unit in free)
 
     def covered(self, segments: Sequence[Segment]) -> frozenset[str]:
-        """Turns that these segments stand for."""
-        return frozenset(turn_id for segment in segments for turn_id in segment.turn_ids) - self.pinned
+        """Turns that are not seen, as these segments stand for them."""
+        return frozenset(self.ids).difference(entry for entry in self.layout(segments) if isinstance(entry, str))
 
     def layout(self, segments: Sequence[Segment]) -> list[str | Segment]:
-        return layout(self.ids, segments, self.pinned)
+        return layout(self.ids, segments, self.held)
 
     def tokens(self, segments: Sequence[Segment], sizes: Mapping[str, int]) -> int:
         """Of the whole prompt, with these segments."""
@@ -105,18 +113,20 @@ class Ground:
         return total
 
     def first_changed(self, segments: Sequence[Segment], sizes: Mapping[str, int]) -> int:
-        """Tokens of the prompt as it is that the prompt with these segments begins with."""
-        total, in_run = self.overhead, False
+        """Tokens of the prompt as it is that the prompt with these segments begins with, at least.
+
+        Overhead is counted as standing in front; of a summary message that grows, what stands before its segments is
+        not counted, and of a turn that is cut, nothing.
+        """
+        total, frame = self.overhead, 0
         for old, new in zip(self.layout(self.segments), self.layout(segments), strict=False):
+            if isinstance(old, Segment) and old is new:
+                total, frame = total + old.tokens, self.frame
+                continue
             if isinstance(old, Segment) or isinstance(new, Segment):
-                if old is not new:
-                    break
-                assert isinstance(old, Segment)
-                total += old.tokens + (0 if in_run else self.frame)
-                in_run = True
-            elif old != new or old in sizes:
-                break
-            else:
-                total += self.size[old]
-                in_run = False
-        return total
+                return total
+            total, frame = total + frame, 0
+            if old in sizes:
+                return total
+            total += self.size[old]
+        return total + frame

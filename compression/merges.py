@@ -1,14 +1,15 @@
-"""Which frozen segments become one of the next rank, so that they never take more than their share of a prompt."""
+"""Which frozen segments become one, so that they never take more than their share of a prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from compression.budget import share
 from compression.ground import LEAST_SEGMENT, Ground
 from compression.segments import Segment
 
-MERGE_FAN = 4  # segments of one rank make one of the next
 MERGE_SHARE = 0.5  # of the target: segments may take so much before they are merged
 
 
@@ -21,37 +22,40 @@ class Merge:
 
 
 def merged(ground: Ground, segments: tuple[Segment, ...]) -> tuple[tuple[Merge, ...], tuple[Segment, ...]]:
-    """While segments take more than their share, the oldest of the lowest rank that are enough in a row are merged."""
+    """While segments take more than their share, neighbours are merged: by what is too much, and at most to half.
+
+    Those go first that have most tokens for each turn they stand for, so that no part of the past fades before the rest.
+    """
     merges: list[Merge] = []
-    limit = MERGE_SHARE * ground.policy.target_ratio * ground.window
-    while sum(segment.tokens for segment in segments) > limit:
-        group = _mergeable(ground, segments)
-        if not group:
+    limit = int(MERGE_SHARE * share(ground.policy.target_ratio, ground.window))
+    while (excess := _tokens(ground, segments) - limit) > 0:
+        pair = max(_neighbours(ground, segments), key=_density, default=())
+        tokens = sum(segment.tokens for segment in pair)
+        budget = max(LEAST_SEGMENT, tokens // 2, tokens - excess)
+        if budget >= tokens:
             break
-        turn_ids = tuple(id for segment in group for id in segment.turn_ids)
-        budget = max(LEAST_SEGMENT, min(int(limit), sum(segment.tokens for segment in group)) // 2)
-        ids = tuple(segment.id for segment in group)
-        rank = max(segment.rank for segment in group) + 1
+        turn_ids = tuple(id for segment in pair for id in segment.turn_ids)
+        ids = tuple(segment.id for segment in pair)
+        rank = max(segment.rank for segment in pair) + 1
+        merges.append(Merge(ids, turn_ids, rank, budget))
         one = Segment(f"merged{len(merges)}", turn_ids, "", budget, "extracted", rank, merged=ids)
-        merges.append(Merge(ids, turn_ids, one.rank, budget))
-        at = segments.index(group[0])
-        segments = (*segments[:at], one, *(s for s in segments[at:] if s not in group))
+        at = segments.index(pair[0])
+        segments = (*segments[:at], one, *(segment for segment in segments[at:] if segment not in pair))
     return tuple(merges), segments
 
 
-def _mergeable(ground: Ground, segments: Sequence[Segment]) -> list[Segment]:
-    """MERGE_FAN frozen segments of one rank in one message, the lowest rank first; where there are none, all frozen
-    ones of the longest message. What is new now is left alone."""
-    runs: list[list[Segment]] = [[]]
-    for entry in ground.layout(segments):
-        if not isinstance(entry, Segment):
-            runs.append([])
-        elif not entry.id.startswith(("new", "merged")):
-            runs[-1].append(entry)
-    for rank in sorted({segment.rank for segment in segments}):
-        for run in runs:
-            same = [segment for segment in run if segment.rank == rank]
-            if len(same) >= MERGE_FAN:
-                return same[:MERGE_FAN]
-    longest = max(runs, key=len)
-    return longest if len(longest) > 1 else []
+def _tokens(ground: Ground, segments: Sequence[Segment]) -> int:
+    return sum(entry.tokens for entry in ground.layout(segments) if isinstance(entry, Segment))
+
+
+def _density(pair: tuple[Segment, ...]) -> float:
+    return sum(segment.tokens for segment in pair) / sum(len(segment.turn_ids) for segment in pair)
+
+
+def _neighbours(ground: Ground, segments: Sequence[Segment]) -> list[tuple[Segment, ...]]:
+    """Frozen segments, two and two, that stand next to each other in one message. What is new now is left alone."""
+    return [
+        (one, next)
+        for one, next in pairwise(ground.layout(segments))
+        if isinstance(one, Segment) and isinstance(next, Segment) and one in ground.segments and next in ground.segments
+    ]

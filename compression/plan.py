@@ -10,11 +10,11 @@ least gain at least, and brings it below the trigger; what cannot is a NoPlan wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from compression.budget import Policy, Strategy, least_gain
+from compression.budget import Policy, Strategy, least_gain, share
 from compression.cost import Option, cheapest, expected_turns, price
 from compression.cuts import PlannedCut, cuts_down_to
 from compression.ground import FRAME_TOKENS, Ground, SizedPart, SizedTurn
@@ -99,34 +99,53 @@ def plan(
     as the policy lets; hard: the prompt must fit the window, whatever the trigger says.
     """
     ground = Ground(tuple(turns), tuple(segments), window, overhead_tokens, policy, frame_tokens, block_size)
-    before = ground.before
-    allowed = _allowed(window, reserve_tokens, policy, urgency)
+    before, allowed = ground.before, _allowed(window, reserve_tokens, policy, urgency)
     if policy.strategy == "off" and urgency != "hard":
         return NoPlan("off", before, before, allowed)
     if urgency != "asked" and before <= allowed:
         return NoPlan("below_trigger", before, before, allowed)
-    goal = 0 if urgency == "asked" else min(allowed, int(policy.target_ratio * window))
-    drafts = [draft for draft in (_elided(ground, goal, allowed), _replaced(ground, goal, allowed)) if draft]
-    options = (_keep(ground, allowed), *(_priced(draft, ground, allowed, urgency) for draft in drafts))
-    if not drafts:
-        return NoPlan("nothing", before, before, allowed, options)
-    best = cheapest(option for option in options if option.way != "keep")
-    if best is None:
-        least = min(draft.tokens_after for draft in drafts)
-        return NoPlan("gain" if least <= allowed else "floor", before, least, allowed, options)
-    return replace(next(draft for draft in drafts if draft.way == best.way), options=options)
+    options, least = [_keep(ground, allowed)], before
+    far: Plan | None = None  # as far as the policy lets, and not below what is allowed: only where it was asked for
+    for nth, drafts in enumerate(_attempts(ground, allowed, urgency)):
+        most = allowed if nth or urgency != "asked" else before
+        by_option = {_priced(draft, ground, most, urgency): draft for draft in drafts}
+        options += by_option
+        best = cheapest(by_option)
+        chosen = by_option[best] if best is not None else None
+        if chosen is not None and chosen.tokens_after <= allowed:
+            return replace(chosen, options=tuple(options))
+        far = far or chosen
+        least = min([least, *(draft.tokens_after for draft in drafts)])
+    if far is not None:
+        return replace(far, options=tuple(options))
+    if len(options) == 1:
+        return NoPlan("nothing", before, before, allowed, tuple(options))
+    return NoPlan("gain" if least <= allowed else "floor", before, least, allowed, tuple(options))
 
 
 def _allowed(window: int, reserve: int, policy: Policy, urgency: Urgency) -> int:
     """What the prompt may have: up to the trigger, or, where it must fit, up to the window."""
-    share = window if urgency == "hard" else int(policy.trigger_ratio * window)
-    return max(0, share - reserve)
+    return max(0, (window if urgency == "hard" else share(policy.trigger_ratio, window)) - reserve)
 
 
-def _elided(ground: Ground, goal: int, allowed: int) -> Plan | None:
-    """Parts of turns are cut out, no turn is replaced."""
-    cuts, sizes = cuts_down_to(ground, ground.segments, goal, allowed)
-    return _drafted(ground, "elide", (), (), cuts, ground.segments, sizes) if cuts else None
+def _attempts(ground: Ground, allowed: int, urgency: Urgency) -> Iterator[list[Plan]]:
+    """What may be done, the gentlest first: turns that may go; parts of turns that are kept; turns go without summary.
+    Of the first, elision and replacement are weighed against each other, but where all is asked for."""
+    asked = urgency == "asked"
+    goal = 0 if asked else min(allowed, share(ground.policy.target_ratio, ground.window))
+    gentle = _draft(ground, goal, merge_alone=not asked)
+    elided = None if asked else _draft(ground, goal, replacing=False)
+    yield _distinct(elided, gentle)
+    harsher = _draft(ground, goal, merge_alone=not asked, kept_down_to=allowed)
+    if harsher != gentle:
+        yield _distinct(harsher)
+    if urgency == "hard" and ground.policy.strategy not in ("trim", "off"):
+        trimming = replace(ground, policy=replace(ground.policy, strategy="trim"))
+        yield _distinct(_draft(trimming, goal, merge_alone=True, kept_down_to=allowed))
+
+
+def _distinct(*drafts: Plan | None) -> list[Plan]:
+    return list(dict.fromkeys(draft for draft in drafts if draft is not None))
 
 
 _WAYS: dict[Strategy, Replacing] = {
@@ -137,25 +156,24 @@ _WAYS: dict[Strategy, Replacing] = {
 }
 
 
-def _replaced(ground: Ground, goal: int, allowed: int) -> Plan | None:
-    """As few of the oldest units as bring the prompt to the goal; cuts only where that is not enough."""
-    ranges = ranges_down_to(ground, goal)
-    if not ranges:
-        return None
-    merges, segments = merged(ground, with_new(ground, ranges))
-    cuts, sizes = cuts_down_to(ground, segments, allowed, allowed)
-    return _drafted(ground, _WAYS[ground.policy.strategy], ranges, merges, cuts, segments, sizes)
-
-
-def _drafted(
+def _draft(
     ground: Ground,
-    way: Literal["elide"] | Replacing,
-    ranges: tuple[Range, ...],
-    merges: tuple[Merge, ...],
-    cuts: tuple[PlannedCut, ...],
-    segments: tuple[Segment, ...],
-    sizes: dict[str, int],
-) -> Plan:
+    goal: int,
+    *,
+    replacing: bool = True,
+    merge_alone: bool = False,
+    kept_down_to: int | None = None,
+) -> Plan | None:
+    """As few of the oldest units as bring the prompt to the goal; cuts only where that is not enough."""
+    ranges = ranges_down_to(ground, goal) if replacing else ()
+    merges: tuple[Merge, ...] = ()
+    segments = with_new(ground, ranges)
+    if ranges or merge_alone:
+        merges, segments = merged(ground, segments)
+    cuts, sizes = cuts_down_to(ground, segments, goal, kept_down_to=kept_down_to)
+    if not (ranges or merges or cuts):
+        return None
+    way: Literal["elide"] | Replacing = _WAYS[ground.policy.strategy] if ranges or merges else "elide"
     after, first_changed = ground.tokens(segments, sizes), ground.first_changed(segments, sizes)
     return Plan(way, ranges, merges, cuts, ground.before, after, first_changed)
 
@@ -173,11 +191,12 @@ def _keep(ground: Ground, allowed: int) -> Option:
     )
 
 
-def _priced(draft: Plan, ground: Ground, allowed: int, urgency: Urgency) -> Option:
+def _priced(draft: Plan, ground: Ground, most: int, urgency: Urgency) -> Option:
+    """`most`: tokens that may be left."""
     freed, least = draft.tokens_before - draft.tokens_after, least_gain(ground.window)
     why = ""
-    if draft.tokens_after > allowed and urgency != "asked":
-        why = f"{draft.tokens_after} tokens would still be left, {allowed} are allowed"
+    if draft.tokens_after > most:
+        why = f"{draft.tokens_after} tokens would still be left, {most} are allowed"
     elif freed < least and urgency != "hard":
         why = f"it would free {freed} tokens, {least} are the least"
     return price(

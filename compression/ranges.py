@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compression.budget import Policy
+from compression.budget import MOST_PER_TURN, Policy
 from compression.ground import LEAST_SEGMENT, MARKER_TOKENS, Ground, SizedTurn, Unit
 from compression.segments import Segment
 
@@ -52,14 +52,15 @@ def _ranges(ground: Ground, units: Sequence[Unit]) -> tuple[Range, ...]:
             groups.append(list(unit))
     ranges = []
     for group in groups:
-        source = sum(turn.tokens for turn in group)
-        budget = _budget(ground.policy, len(group), source)
+        source, budget = sum(turn.tokens for turn in group), _budget(ground.policy, group)
         if source > budget + ground.frame:
             ranges.append(Range(tuple(turn.id for turn in group), source, budget))
     return tuple(ranges)
 
 
-def _budget(policy: Policy, turns: int, source_tokens: int) -> int:
+def _budget(policy: Policy, turns: Sequence[SizedTurn]) -> int:
+    """So many tokens for each turn, at most half of its own: to replace one turn more never makes a prompt longer."""
     if policy.strategy in ("trim", "off"):
         return MARKER_TOKENS
-    return max(LEAST_SEGMENT, min(policy.tokens_per_turn * turns, source_tokens // 2))
+    most = min(policy.tokens_per_turn, MOST_PER_TURN)
+    return max(LEAST_SEGMENT, sum(min(most, turn.tokens // 2) for turn in turns))

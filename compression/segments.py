@@ -1,7 +1,7 @@
 """Segments: frozen summaries of turns that stand in a prompt in their place.
 
 A segment is written once and never edited: a new one is appended after the last, so that the prompt before it stays
-what it was, byte for byte, and its KV cache stays good. Segments of one rank may be merged into one of the next.
+what it was, byte for byte, and its KV cache stays good. When all take too much, neighbours are merged into one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Segment:
     text: str
     tokens: int  # of the text
     source: Source
-    rank: int = 0  # 0: made of turns; n: merged of segments of rank n - 1
+    rank: int = 0  # 0: made of turns; n: merged, of segments of rank n - 1 at most
     source_tokens: int = 0  # of what it replaced
     source_hash: str = ""  # over the raw items of its turns
     facts: tuple[str, ...] = ()

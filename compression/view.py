@@ -8,12 +8,12 @@ One function folds a path and a view into items; nothing else decides what is se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from compression.budget import Reasoning
-from compression.conversation import Item, Turn
+from compression.conversation import Item, Turn, open_calls
 from compression.segments import READ, Segment, summary_text
 
 Part = Literal["input", "output"]
@@ -64,18 +64,53 @@ RAW = View()
 
 
 def layout(turn_ids: Sequence[str], segments: Sequence[Segment], pinned: frozenset[str]) -> list[str | Segment]:
-    """Ids of turns that stand as they are, and segments where the first turn of theirs stood that is not pinned."""
-    of = {turn_id: segment for segment in segments for turn_id in segment.turn_ids if turn_id not in pinned}
-    placed: set[str] = set()
+    """Ids of turns that stand as they are, and segments where the first turn of theirs stood that is not pinned.
+
+    A segment that tells of a turn off this path is not shown: what it stood for stands raw.
+    """
+    path = set(turn_ids)
+    of = {
+        turn_id: at
+        for at, segment in enumerate(segments)
+        if path.issuperset(segment.turn_ids)
+        for turn_id in segment.turn_ids
+        if turn_id not in pinned
+    }
+    placed: set[int] = set()
     entries: list[str | Segment] = []
     for turn_id in turn_ids:
-        segment = of.get(turn_id)
-        if segment is None:
+        at = of.get(turn_id)
+        if at is None:
             entries.append(turn_id)
-        elif segment.id not in placed:
-            placed.add(segment.id)
-            entries.append(segment)
+        elif at not in placed:
+            placed.add(at)
+            entries.append(segments[at])
     return entries
+
+
+def units(turn_ids: Sequence[str], waiting: Container[str]) -> list[tuple[str, ...]]:
+    """Turns that stay or go together: one that ends in calls without their output (`waiting`) is one with the next."""
+    groups: list[list[str]] = []
+    for turn_id in turn_ids:
+        if groups and groups[-1][-1] in waiting:
+            groups[-1].append(turn_id)
+        else:
+            groups.append([turn_id])
+    return [tuple(group) for group in groups]
+
+
+def held(turn_ids: Sequence[str], pinned: frozenset[str], waiting: Container[str]) -> frozenset[str]:
+    """Turns that stand raw because of pins: a pinned output stands with its call."""
+    return pinned.union(*(unit for unit in units(turn_ids, waiting) if not pinned.isdisjoint(unit)))
+
+
+def shown(turns: Sequence[Turn], view: View, pinned: frozenset[str]) -> list[str | Segment]:
+    """The order in which raw turns and segments are sent."""
+    ids = [turn.id for turn in turns]
+    if not view.segments:
+        return list(ids)
+    waiting = {turn.id for turn in turns if open_calls(turn.items)} if pinned else ()
+    return layout(ids, view.segments, held(ids, pinned, waiting))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +153,7 @@ def fold(
             system += ("\n\n" if system else "") + text
         return text
 
-    entries = layout([turn.id for turn in turns], view.segments, pinned)
+    entries = shown(turns, view, pinned)
     last = entries[-1] if entries else None
     for entry in entries:
         if isinstance(entry, Segment):

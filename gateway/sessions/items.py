@@ -18,6 +18,7 @@ from typing import Any, TypeGuard
 import orjson
 
 from compression.conversation import Item
+from compression.conversation import open_calls as open_calls
 from gateway.errors import BadRequest, Unprocessable
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -208,17 +209,6 @@ def has_images(items: Iterable[Item]) -> bool:
         isinstance(found := parts(item), list) and any(p.get("type") in ("image_url", "input_image") for p in found)
         for item in items
     )
-
-
-def open_calls(items: Iterable[Item]) -> dict[str, str]:
-    """Tool calls that no output has answered yet: call id -> function name."""
-    waiting: dict[str, str] = {}
-    for item in items:
-        if item.type == "function_call":
-            waiting[item.payload["call_id"]] = item.payload["name"]
-        elif item.type == "function_call_output":
-            waiting.pop(item.payload["call_id"], None)
-    return waiting
 
 
 def check_pairs(waiting: Mapping[str, str], items: Sequence[Item], *, param: str = "input") -> None:
