@@ -24,7 +24,7 @@ class Merge:
 def merged(ground: Ground, segments: tuple[Segment, ...]) -> tuple[tuple[Merge, ...], tuple[Segment, ...]]:
     """While segments take more than their share, neighbours are merged: by what is too much, and at most to half.
 
-    Those go first that have most tokens for each turn they stand for, so that no part of the past fades before the rest.
+    Those go first that have most tokens for each turn they stand for: no part of the past fades before the rest.
     """
     merges: list[Merge] = []
     limit = int(MERGE_SHARE * share(ground.policy.target_ratio, ground.window))

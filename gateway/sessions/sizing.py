@@ -14,7 +14,7 @@ import orjson
 from compression.conversation import Item, Turn
 from compression.plan import SizedPart, SizedTurn
 from compression.segments import READ, Segment, summary_text
-from compression.view import Cut, Elision, Part, View, is_image, layout
+from compression.view import Cut, Elision, Part, View, elided, is_image, shown
 from gateway.sessions.counting import OVERHEAD_PER_MESSAGE, estimate
 from gateway.sessions.items import open_calls
 from gateway.sessions.tokens import ModelTokens
@@ -56,15 +56,15 @@ def sizes(
     sized = tuple(_sized(turn, cuts, turn.id in pinned, count, around, strip_reasoning) for turn in turns)
     by_id = {turn.id: turn.tokens for turn in sized}
     frame = count(summary_text(())) + count(READ) + 2 * around
-    shown, in_run = 0, False
-    for entry in layout([turn.id for turn in turns], view.segments, pinned):
+    known, in_run = 0, False
+    for entry in shown(turns, view, pinned):
         if isinstance(entry, Segment):
-            shown += entry.tokens + (0 if in_run else frame)
+            known += entry.tokens + (0 if in_run else frame)
             in_run = True
         else:
-            shown += by_id[entry]
+            known += by_id[entry]
             in_run = False
-    return Sizes(sized, max(0, prompt_tokens - shown), frame)
+    return Sizes(sized, max(0, prompt_tokens - known), frame)
 
 
 def _sized(
@@ -81,26 +81,27 @@ def _sized(
         for index, item in enumerate(items):
             cut = cuts.get((turn.id, part, index))
             if cut is not None:
-                left = 0 if cut.kind == "reasoning" else count(cut.text) + around
+                left = 0 if cut.kind == "reasoning" else count(elided(item, cut).text) + around
                 parts.append(SizedPart(part, index, left))
             elif not (strip_reasoning and item.type == "reasoning"):
-                tokens, kind = _measured(item, count, around)
-                parts.append(SizedPart(part, index, tokens, kind))
+                tokens, kind, stays = _measured(item, count, around)
+                parts.append(SizedPart(part, index, tokens, kind, stays))
     waiting = bool(open_calls(turn.items))
     return SizedTurn(turn.id, sum(part.tokens for part in parts), pinned, waiting, tuple(parts))
 
 
-def _measured(item: Item, count: Callable[[str], int], around: int) -> tuple[int, Cut | None]:
+def _measured(item: Item, count: Callable[[str], int], around: int) -> tuple[int, Cut | None, int]:
+    """Its tokens, as what it may be cut out, and what then stays of it beside the marker."""
     if item.type == "function_call":
-        return count(_call_text(item.payload)) + 2 * around, None
+        return count(_call_text(item.payload)) + 2 * around, None, 0
+    text = count(item.text) + around
     if item.type == "reasoning":
-        return count(item.text) + around, "reasoning"
+        return text, "reasoning", 0
     content = item.payload.get("output" if item.type == "function_call_output" else "content")
     images = sum(map(is_image, content)) if isinstance(content, list) else 0
-    tokens = count(item.text) + around + images * IMAGE_TOKENS
     if images:
-        return tokens, "image"
-    return tokens, "tool_output" if item.type == "function_call_output" else "oversized"
+        return text + images * IMAGE_TOKENS, "image", text
+    return text, "tool_output" if item.type == "function_call_output" else "oversized", 0
 
 
 def _call_text(payload: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ from compression.conversation import Turn
 from compression.plan import NoPlan, Plan, SizedPart, SizedTurn, Urgency, plan
 from compression.segments import Segment
 from compression.view import Cut, Part
-from tests.compression.talks import Talk, assistant, call, output, reasoning, user
 from tests.compression.invariants import check, check_shown
+from tests.compression.talks import Talk, assistant, call, output, reasoning, user
 
 URGENCIES: tuple[Urgency, ...] = get_args(Urgency)
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
