@@ -47,10 +47,11 @@ def lapse_leases(connection: Connection, now: float) -> list[RunningTurn]:
 
 def _lapse(connection: Connection, which: ColumnElement[bool], now: float, *, wait: bool) -> list[RunningTurn]:
     """The turns are incomplete, the sessions free."""
+    order = (sessions.c.tenant_id, sessions.c.id) if wait else (sessions.c.lease_until,)  # of locks | of the index
     rows = connection.execute(
         select(sessions.c.tenant_id, sessions.c.id, sessions.c.running_turn_id)
         .where(sessions.c.running_turn_id.is_not(None), which)
-        .order_by(sessions.c.tenant_id, sessions.c.id)
+        .order_by(*order)
         .limit(PART)
         .with_for_update(skip_locked=not wait)
     )
@@ -68,7 +69,7 @@ def erase_expired(connection: Connection, limit: int, now: float) -> list[tuple[
     rows = connection.execute(
         select(sessions.c.tenant_id, sessions.c.id)
         .where(sessions.c.expires_at <= now, ~alive(now))
-        .order_by(sessions.c.tenant_id, sessions.c.id)
+        .order_by(sessions.c.expires_at)
         .limit(limit)
         .with_for_update(skip_locked=True)
     ).all()
@@ -111,7 +112,7 @@ def _interrupt(connection: Connection, which: ColumnElement[bool], now: float, *
     rows = connection.execute(
         select(compactions.c.tenant_id, compactions.c.id)
         .where(RUNNING, which)
-        .order_by(compactions.c.tenant_id, compactions.c.id)
+        .order_by(compactions.c.tenant_id, compactions.c.session_id)  # the order of the index: no look at what is over
         .limit(PART)
         .with_for_update(skip_locked=not wait)
     ).all()

@@ -217,6 +217,7 @@ Index(
     compactions.c.tenant_id,
     compactions.c.session_id,
     compactions.c.anchor_seq,
+    compactions.c.number,
     sqlite_where=COMMITTED,
     postgresql_where=COMMITTED,
 )

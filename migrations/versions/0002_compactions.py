@@ -72,7 +72,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_compactions_anchor",
         "compactions",
-        ["tenant_id", "session_id", "anchor_seq"],
+        ["tenant_id", "session_id", "anchor_seq", "number"],
         unique=False,
         sqlite_where=sa.text("status = 'committed'"),
         postgresql_where=sa.text("status = 'committed'"),

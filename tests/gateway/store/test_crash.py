@@ -1,4 +1,4 @@
-"""kill -9 at every commit of a turn, and a retry under the same idempotency keys."""
+"""kill -9 at every commit of a turn and of a compaction, and another life of the same gateway after it."""
 
 from __future__ import annotations
 
@@ -60,6 +60,40 @@ def test_killed_at_a_commit_and_tried_again_there_is_one_question_and_one_answer
         (2, "completed", ["ask 2", "answer 2"]),
     ]
     assert [turn.turn.parent_id for turn in turns] == [None, turns[0].turn.id]
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "left"),
+    [
+        ("before_begin_compaction_commit", []),
+        ("after_begin_compaction_commit", [("c-1", "running")]),
+        ("before_commit_compaction_commit", [("c-1", "running")]),
+        ("after_commit_compaction_commit", [("c-1", "committed")]),
+    ],
+)
+def test_killed_at_a_commit_of_a_compaction_the_history_is_whole_and_the_next_life_compacts(
+    url: str, failpoint: str, left: list[tuple[str, str]]
+) -> None:
+    assert run(url, 1, failpoint).returncode == -signal.SIGKILL
+    turns = asyncio.run(stored(url))
+    assert [turn.turn.status for turn in turns] == ["completed", "completed"]
+    done = ("c-1", "committed") in left
+    assert asyncio.run(compacted(url)) == (left, "c-1" if done else None)
+    assert run(url, 2).returncode == 0
+    failed = [("c-1", "failed")] if left else []
+    after = (left, "c-1") if done else ([*failed, ("c-2", "committed")], "c-2")
+    assert asyncio.run(compacted(url)) == after
+    assert asyncio.run(stored(url)) == turns
+
+
+async def compacted(url: str) -> tuple[list[tuple[str, str]], str | None]:
+    """(id, status) of each compaction in the order they began, and the one that stands on the head."""
+    async with open_store(url) as store:
+        rows = await store.list_compactions(TENANT, SESSION)
+        head = await store.last_turn(TENANT, SESSION)
+        assert head is not None
+        standing = (await store.view_of(TENANT, SESSION, head.turn.id)).compaction
+        return [(row.id, row.status) for row in reversed(rows)], standing and standing.id
 
 
 def test_a_failpoint_is_a_name_and_the_number_of_a_hit() -> None:

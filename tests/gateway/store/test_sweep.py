@@ -17,7 +17,7 @@ from gateway.store.database import normalise, postgres_engine
 from gateway.store.records import BeginTurn, Begun, Busy, NewSession
 from gateway.store.sessions import Store, open_store
 from tests.gateway.store.conftest import EMPTY, Clock, say
-from tests.gateway.store.values import TENANT, begin, finish, session
+from tests.gateway.store.values import TENANT, begin, compaction, finish, session, talk
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 
 async def three_of_each(store: Store, clock: Clock) -> None:
-    """Sessions a, b and c whose leases ran out, d, e and f whose time is over; old events and keys of x, y and z."""
+    """Sessions a, b and c whose leases ran out, d, e and f whose time is over; of x, y and z old events, old keys, and
+    compactions past their deadline."""
     for name in "abc":
         await store.begin_turn(begin(f"t{name}", session_id=name, create=session(name)))
     for name in "xyz":
@@ -34,6 +35,7 @@ async def three_of_each(store: Store, clock: Clock) -> None:
         assert isinstance(begun, Begun)
         await store.append_events(TENANT, name, f"t{name}", 1, [b"{}", b"{}"])
         await store.finish_turn(finish(f"t{name}", begun.fence, session_id=name))
+        await store.begin_compaction(compaction(f"c{name}", f"t{name}", 0, session_id=name, deadline_s=5.0))
     for name in "def":
         await store.create_session(session(name, expires_at=clock.now + 1))
     clock.now += 10
@@ -45,6 +47,7 @@ async def swept(store: Store, clock: Clock) -> dict[str, object]:
     return {
         "lapsed": sorted(turn.session_id for turn in lapsed),
         "erased": sorted(receipt.session_id for _, receipt in erased),
+        "compactions": await store.lapse_compactions(),
         "events": await store.purge_events(clock.now),
         "keys": await store.forget_keys(clock.now),
     }
@@ -56,8 +59,36 @@ async def test_a_sweep_does_all_there_is_part_by_part(
     monkeypatch.setattr(sweep, "PART", 2)
     monkeypatch.setattr(sweep, "ERASED", 2)
     await three_of_each(store, clock)
-    assert await swept(store, clock) == {"lapsed": [*"abc"], "erased": [*"def"], "events": 6, "keys": 3}
-    assert await swept(store, clock) == {"lapsed": [], "erased": [], "events": 0, "keys": 0}
+    assert await swept(store, clock) == {
+        "lapsed": [*"abc"],
+        "erased": [*"def"],
+        "compactions": 3,
+        "events": 6,
+        "keys": 3,
+    }
+    assert await swept(store, clock) == {"lapsed": [], "erased": [], "compactions": 0, "events": 0, "keys": 0}
+
+
+async def test_a_compaction_is_failed_past_its_deadline_and_not_before(store: Store, clock: Clock) -> None:
+    await talk(store, "t1")
+    await store.begin_compaction(compaction("c1", "t1", 0, deadline_s=5.0))
+    clock.now += 4
+    assert await store.lapse_compactions() == 0
+    clock.now += 1
+    assert await store.lapse_compactions() == 1
+    (failed,) = await store.list_compactions(TENANT, "s1")
+    assert failed.error is not None
+    assert (failed.status, failed.error["code"], failed.completed_at) == ("failed", "interrupted", clock.now)
+
+
+async def test_a_start_fails_the_compactions_of_the_gateway_s_earlier_lives_alone(store: Store) -> None:
+    for owner in ("gw/1", "gw/2", "gw%/1", "gw2/1"):
+        name = owner.replace("/", "-")
+        await talk(store, f"t{name}", session_id=name)
+        await store.begin_compaction(compaction(f"c{name}", f"t{name}", 0, session_id=name, owner=owner))
+    await store.void_leases("gw", "2")
+    found = [(await store.list_compactions(TENANT, name))[0] for name in ("gw-1", "gw-2", "gw%-1", "gw2-1")]
+    assert [each.status for each in found] == ["failed", "running", "running", "running"]
 
 
 # ---- PostgreSQL: SQLite has one writer at a time, and nothing to pass over
@@ -94,11 +125,18 @@ async def test_a_sweep_passes_over_what_another_holds(migrated_postgres: str, im
         "SELECT 1 FROM sessions WHERE id IN ('b', 'e') FOR UPDATE",
         "SELECT 1 FROM turns WHERE id = 'ty' FOR UPDATE",
         "SELECT 1 FROM events WHERE turn_id = 'ty' FOR UPDATE",
+        "SELECT 1 FROM compactions WHERE id = 'cy' FOR UPDATE",
     ):
         began = time.monotonic()
-        assert await swept(impatient, clock) == {"lapsed": [*"ac"], "erased": [*"df"], "events": 4, "keys": 2}
+        assert await swept(impatient, clock) == {
+            "lapsed": [*"ac"],
+            "erased": [*"df"],
+            "compactions": 2,
+            "events": 4,
+            "keys": 2,
+        }
         assert time.monotonic() - began < 1.0, "it waited"
-    assert await swept(impatient, clock) == {"lapsed": ["b"], "erased": ["e"], "events": 2, "keys": 1}
+    assert await swept(impatient, clock) == {"lapsed": ["b"], "erased": ["e"], "compactions": 1, "events": 2, "keys": 1}
 
 
 @pytest.mark.postgres

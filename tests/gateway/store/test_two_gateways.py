@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.store.compaction_records import CompactionOver, CompactionRecord, CompactionRunning, ViewMoved
 from gateway.store.records import Begun, Busy, HeadMoved, Known, LeaseLost, NewSession
 from gateway.store.sessions import Store, open_store
 from tests.gateway.store.conftest import Clock
-from tests.gateway.store.values import SESSION, TENANT, begin, finish, session
+from tests.gateway.store.values import SESSION, TENANT, begin, committing, compact, compaction, finish, session, talk
 
 pytestmark = pytest.mark.anyio
 
@@ -115,3 +116,82 @@ async def test_a_cancel_asked_at_one_gateway_reaches_the_other(store: Store, oth
     await store.begin_turn(begin("a", owner="a/1", create=session()))
     assert await other.request_cancel(TENANT, SESSION, "a")
     assert [turn.turn_id for turn in await store.cancelled_turns("a/1")] == ["a"]
+
+
+# ---- compactions
+
+
+async def test_both_compact_a_session_and_one_runs(store: Store, other: Store) -> None:
+    await talk(store, "t1")
+    for number in range(10):
+        outcomes = await asyncio.gather(
+            store.begin_compaction(compaction(f"a{number}", "t1", number, owner="a/1")),
+            other.begin_compaction(compaction(f"b{number}", "t1", number, owner="b/1")),
+            return_exceptions=True,
+        )
+        (won,) = [outcome for outcome in outcomes if isinstance(outcome, CompactionRecord)]
+        (lost,) = [outcome for outcome in outcomes if isinstance(outcome, CompactionRunning)]
+        assert lost.id == won.id
+        assert won.number == number + 1
+        await store.commit_compaction(TENANT, SESSION, won.id, **committing("t1", number))
+
+
+async def test_two_commits_on_one_view_and_one_counts(store: Store, other: Store, clock: Clock) -> None:
+    """One comes late, past its deadline, when the other gateway begins its own on the same view."""
+    await talk(store, "t1")
+
+    async def take_over(id: str, expected: int) -> int:
+        await other.begin_compaction(compaction(id, "t1", expected, owner="b/1"))
+        return await other.commit_compaction(TENANT, SESSION, id, **committing("t1", expected))
+
+    for expected in range(10):
+        await store.begin_compaction(compaction(f"a{expected}", "t1", expected, owner="a/1", deadline_s=1.0))
+        clock.now += 1
+        outcomes = await asyncio.gather(
+            store.commit_compaction(TENANT, SESSION, f"a{expected}", **committing("t1", expected)),
+            take_over(f"b{expected}", expected),
+            return_exceptions=True,
+        )
+        (lost,) = [outcome for outcome in outcomes if not isinstance(outcome, int)]
+        assert isinstance(lost, (ViewMoved, CompactionOver)), lost
+        assert expected + 1 in outcomes
+        assert (await store.view_of(TENANT, SESSION, "t1")).view_version == expected + 1
+    statuses = [row.status for row in await store.list_compactions(TENANT, SESSION, limit=100)]
+    assert statuses.count("committed") == 10
+    assert "running" not in statuses
+
+
+async def test_turns_from_one_side_while_the_other_compacts_and_pins(store: Store, other: Store) -> None:
+    """No turn waits for a compaction, is lost to it or aborts it, and every change of the view is counted."""
+    await talk(store, "t0")
+    rounds, retried = 20, 0
+
+    async def converse() -> None:
+        nonlocal retried
+        for number in range(1, rounds + 1):
+            while isinstance(outcome := await ask(f"t{number}"), HeadMoved):
+                retried += 1
+            assert isinstance(outcome, Begun), outcome
+            await other.finish_turn(finish(f"t{number}", outcome.fence))
+
+    async def ask(turn_id: str) -> object:
+        record = await other.get_session(TENANT, SESSION)
+        assert record is not None
+        built = {"expected_version": record.version, "expected_view": record.view_version}
+        return await other.begin_turn(begin(turn_id, record.head_turn_id, owner="b/1", **built))
+
+    async def change() -> None:
+        for number in range(rounds):
+            record = await store.get_session(TENANT, SESSION)
+            assert record is not None
+            head = str(record.head_turn_id)
+            assert await compact(store, f"c{number}", head, head) == 2 * number + 1
+            await store.pin_turn(TENANT, SESSION, "t0", number % 2 == 0)
+
+    await asyncio.gather(converse(), change())
+    record = await store.get_session(TENANT, SESSION)
+    assert record is not None
+    assert (record.head_turn_id, record.view_version) == (f"t{rounds}", 2 * rounds)
+    assert retried <= 2 * rounds
+    path = await store.path(TENANT, SESSION, f"t{rounds}")
+    assert [turn.turn.id for turn in path] == [f"t{number}" for number in range(rounds + 1)]

@@ -1,6 +1,9 @@
-"""A process that runs two turns and dies where TURNKEEP_FAILPOINT says: python -m tests.gateway.store.victim URL EPOCH.
+"""A process that runs two turns, compacts the first, and dies where TURNKEEP_FAILPOINT says.
 
-Prints one line for every write that was acknowledged. With an idempotency key for each turn it can be run again.
+    python -m tests.gateway.store.victim URL EPOCH
+
+Prints one line for every write that was acknowledged. With an idempotency key for each turn it can be run again; what
+is compacted already is left as it is.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import sys
 
 from gateway.store.records import Begun, Known
 from gateway.store.sessions import open_store
-from tests.gateway.store.values import begin, finish, said, session
+from tests.gateway.store.values import SESSION, TENANT, begin, committing, compaction, finish, said, session
 
 
 async def run(url: str, epoch: str) -> None:
@@ -39,6 +42,15 @@ async def run(url: str, epoch: str) -> None:
             )
             print("finished", number, flush=True)
             head = outcome.turn_id
+        standing = await store.view_of(TENANT, SESSION, str(head))
+        if standing.compaction is not None:
+            return
+        id, expected = f"c-{epoch}", standing.view_version
+        await store.begin_compaction(compaction(id, str(head), expected, owner=f"gw/{epoch}"))
+        print("compacting", 1, flush=True)
+        anchor = (await store.path(TENANT, SESSION, str(head)))[0].turn.id
+        await store.commit_compaction(TENANT, SESSION, id, **committing(anchor, expected))
+        print("compacted", 1, flush=True)
 
 
 if __name__ == "__main__":
