@@ -21,7 +21,7 @@ from gateway.store.database import connect
 from gateway.store.records import Begun, StoreUnavailable
 from gateway.store.schema import migrate
 from gateway.store.sessions import Store, open_store
-from tests.gateway.store.values import SESSION, TENANT, begin, finish, said, session
+from tests.gateway.store.values import SESSION, TENANT, begin, committing, compaction, finish, said, session
 
 pytestmark = pytest.mark.anyio
 SENTENCE = "the lighthouse keeper planted this sentence"
@@ -153,6 +153,11 @@ async def test_an_erased_session_s_words_are_in_no_file(path: Path) -> None:
             await store.finish_turn(
                 finish(f"{name}-t", began.fence, session_id=name, output=said(f"{SENTENCE} {name}", "assistant"))
             )
+            words = {"text": f"{SENTENCE}{name} " * 500}
+            planned = compaction(f"{name}-c", f"{name}-t", 0, session_id=name, plan=words)
+            await store.begin_compaction(planned)
+            told = committing(f"{name}-t", 0, view=words, plan=words, report=words)
+            await store.commit_compaction(TENANT, name, planned.id, **told)
         assert sentences(path, "s1") > 0
         await store.delete_session(TENANT, "s1")
         assert sentences(path, "s1") == 0
