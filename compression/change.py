@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from compression.clauses import depends_on_before
 from compression.patterns import FactKind
 from compression.statements import Statement
-from compression.words import CHAT_WORDS, content_words, normalise, stem
+from compression.words import is_grammatical, normalise, stem, words
 
 Changes = dict[
     tuple[int, str], int
@@ -34,18 +34,15 @@ _STRONG = re.compile(
     r"en realidad|en lugar|en vez|cambi\w+|ahora es|ya no|corrección|invece|non più|cambiat\w|spostat\w)\b|"
     r"改成|改为|改到|改在|改用|换成|換成|变成|变更|更正|不再|不是.{1,12}而是|其实|搬到|搬去|推迟|提前到|更新为|纠正|取消|調整|调整|"
     r"変更|変わりま|変わった|ではなく|じゃなくて|やっぱり|訂正|に移|引っ越|延期|もう.{1,12}ない|바뀌|변경|아니라|대신",
-    re.IGNORECASE,
 )
 _WEAK = re.compile(
     r"\b(?:now|new|currently|these days|lately|since then|just (?:got|became|turned|finished)|already|so far|"
     r"up to|jetzt|neu\w*|inzwischen|"
     r"maintenant|nouve\w+|ahora|nuev\w+|adesso|nuov\w+)\b|现在|新的|目前|已经|今は|新しい|現在|지금",
-    re.IGNORECASE,
 )
 _OWNED = re.compile(
     r"\b(?:my|our|the|mein\w*|unser\w*|der|die|das|mon|ma|mes|notre|le|la|les|mi|nuestr\w+|el|mio|mia)\b|我的|我们的|"
     r"私の|うちの|내|우리",
-    re.IGNORECASE,
 )
 _CUE_WORDS = """actually instead rather longer anymore change changed moved moving move switch switched rescheduled
     postponed pushed correction meant wrong mistake update updated replaced renamed upgraded raised lowered increased
@@ -56,39 +53,54 @@ _NEAR_TURNS = 3  # how far back "make it 700" reaches when it names no subject
 _COMMON = 40  # a word in more statements than this names no subject
 
 
+def changes(text: str) -> bool:
+    """Whether a clause says outright that something is no longer as it was."""
+    return _STRONG.search(text.lower()) is not None
+
+
 def superseded(statements: Sequence[Statement]) -> Changes:
     """For each changed value (and, under "", for each changed statement) the latest statement that changed it."""
-    changes: Changes = {}
+    found: Changes = {}
     fields: dict[str, Statement] = {}
     posting: dict[str, list[int]] = defaultdict(list)
+    said: dict[str, list[int]] = defaultdict(list)
     topics: list[frozenset[str]] = []
     for statement in statements:
+        if statement.role in ("reasoning", "call"):
+            topics.append(frozenset())
+            continue
         topic = _topic(statement)
         topics.append(topic)
-        if statement.role in ("reasoning", "call"):
-            continue
         if statement.subject:
             before = fields.get(statement.subject)
             if before is not None and before.text != statement.text:
-                _replace_field(before, statement, changes)
+                _replace_field(before, statement, found)
             fields[statement.subject] = statement
             continue
         if statement.kind in ("question", "code", "heading"):
             continue
-        for earlier in _candidates(statement, topic, statements, topics, posting):
-            _replace(earlier, statement, topics[earlier.index], topic, changes)
+        strong = changes(statement.text)
+        if strong and len(statement.facts) > 1:
+            _replace_named(statement, statements, said, found)
+        if strong or statement.role in ("user", "summary"):
+            for earlier in _candidates(statement, topic, statements, topics, posting, strong=strong):
+                _replace(earlier, statement, topics[earlier.index], topic, found, strong=strong)
         for word in topic:
             posting[word].append(statement.index)
-    return changes
+        for _, value in statement.facts:
+            said[normalise(value)].append(statement.index)
+    return found
 
 
 def _topic(statement: Statement) -> frozenset[str]:
     """The stems a statement is about: without its values, function words, words of chat and words of change."""
-    values = {word for _, value in statement.facts for word in content_words(value)}
+    values = {word for _, value in statement.facts for word in words(value)}
     return frozenset(
-        stemmed
-        for word in content_words(statement.text)
-        if word not in values and word not in CHAT_WORDS and (stemmed := stem(word)) not in _CUE_STEMS
+        term.stem
+        for term in statement.terms
+        if not (
+            term.chat or term.word in values or (term.wide and is_grammatical(term.word)) or term.stem in _CUE_STEMS
+        )
     )
 
 
@@ -98,8 +110,9 @@ def _candidates(
     statements: Sequence[Statement],
     topics: Sequence[frozenset[str]],
     posting: dict[str, list[int]],
+    *,
+    strong: bool,
 ) -> list[Statement]:
-    strong = _STRONG.search(statement.text) is not None
     shared: dict[int, int] = defaultdict(int)
     for word in topic:
         where = posting.get(word, ())
@@ -127,18 +140,23 @@ def _same_subject(shared: int, mine: int, other: int, earlier: Statement, later:
     least, most = min(mine, other), max(mine, other)
     if strong:
         return shared / least >= 0.5 or shared >= 3
-    if earlier.role != "user" or later.role != "user":
+    if not {earlier.role, later.role} <= {"user", "summary"}:
         return False
-    if _WEAK.search(later.text):
+    if _WEAK.search(later.text.lower()):
         return (shared / least >= 0.6 and shared >= 2) or shared == least == most
-    owned = _OWNED.search(earlier.text) is not None and _OWNED.search(later.text) is not None
+    owned = _OWNED.search(earlier.text.lower()) is not None and _OWNED.search(later.text.lower()) is not None
     return shared / most >= 0.75 and (shared >= 2 or owned)
 
 
 def _replace(
-    earlier: Statement, later: Statement, before: frozenset[str], topic: frozenset[str], changes: Changes
+    earlier: Statement,
+    later: Statement,
+    before: frozenset[str],
+    topic: frozenset[str],
+    changes: Changes,
+    *,
+    strong: bool,
 ) -> None:
-    strong = _STRONG.search(later.text) is not None
     new = {kind: {normalise(value) for k, value in later.facts if k == kind} for kind, _ in later.facts}
     old_values = [(kind, value) for kind, value in earlier.facts if kind in new and normalise(value) not in new[kind]]
     if not strong:
@@ -150,6 +168,18 @@ def _replace(
         changes[(earlier.index, value)] = later.index
     if old_values or (strong and not earlier.facts and len(before & topic) >= 2):
         changes[(earlier.index, "")] = later.index
+
+
+def _replace_named(
+    later: Statement, statements: Sequence[Statement], said: dict[str, list[int]], changes: Changes
+) -> None:
+    """ "I moved from Leeds to Aberdeen": what says no more than the older of its two values has been said anew."""
+    for position, (kind, value) in enumerate(later.facts):
+        if any(other == kind for other, _ in later.facts[position + 1 :]):
+            for index in said.get(normalise(value), ())[-3:]:
+                earlier = statements[index]
+                if earlier.role == later.role and len(earlier.facts) == 1 and len(earlier.text) <= 60:
+                    changes[(index, "")] = later.index
 
 
 def _replace_field(earlier: Statement, later: Statement, changes: Changes) -> None:

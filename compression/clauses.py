@@ -134,7 +134,7 @@ _EMPTY = re.compile(
     r"excellent|interesting) (?:question|idea|choice|point|job|luck)\b.{0,40}|"
     r"congratulations\b.{0,60}|here (?:are|is|'s)\b.{0,120}:|here are (?:some|a few)\b.*|sounds (?:great|good|"
     r"like a plan)\b.{0,30}|no (?:problem|worries)\b.{0,20}|got it\b.{0,20}|i (?:see|understand|"
-    r"appreciate (?:it|that|your help))\b.{0,30}|"
+    r"appreciate\b.{0,60})|"
     r"(?:as an ai|i'm just an ai)\b.*|(?:do you have|are there|is there) any(?:thing)? (?:other|else|more)\b.*|"
     r"(?:would you like|do you want|want me|shall i) (?:me )?to\b.{0,100}\?|is there anything\b.*|"
     r"what do you think\W*|"

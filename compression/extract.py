@@ -12,14 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from compression.change import superseded
-from compression.clauses import clauses_of
+from compression.clauses import ClauseKind, clauses_of
 from compression.conversation import Turn
 from compression.guard import Fact, Haystack, Ledger, facts_in
-from compression.patterns import spans
 from compression.salience import Option, options
-from compression.statements import Statement, statements_of
+from compression.statements import Reader, Role, Statement, statements_of
 from compression.transcript import elide, mask
-from compression.words import content_words, language_of, normalise, stem
+from compression.words import Vocabulary, language_of, normalise
 
 __all__ = ["Extraction", "choose", "elide", "extract", "mask", "merge", "statements_in"]
 
@@ -59,17 +58,16 @@ _LINE = re.compile(r"^(User|Assistant|System|Reasoning|Tool(?: [\w.\-]{1,60})?|C
 def statements_in(texts: Sequence[str]) -> list[Statement]:
     """Summaries read back into statements: ours by their speaker lines, a model's as plain sentences."""
     found: list[Statement] = []
-    german = language_of(" ".join(texts)[:6000]) == "de"
+    read = Reader(german=language_of(" ".join(texts)[:6000]) == "de")
 
-    def add(text: str, role: str, speaker: str, turn: int, kind: str) -> None:
-        facts = tuple((span.kind, span.value) for span in spans(text, german=german))
-        found.append(Statement(text, kind, role, speaker, f"segment {turn}", turn, len(found), False, "", facts))  # type: ignore[arg-type]
+    def add(text: str, role: Role, speaker: str, turn: int, kind: ClauseKind) -> None:
+        found.append(read(Statement(text, kind, role, speaker, f"segment {turn}", turn, len(found), chosen=True)))
 
     for number, text in enumerate(texts):
         for line in text.splitlines():
             if match := _LINE.match(line):
                 speaker, rest = match.groups()
-                role = speaker.partition(" ")[0].lower()
+                role: Role = speaker.partition(" ")[0].lower()  # type: ignore[assignment]
                 for piece in rest.split("; "):
                     if piece.strip():
                         add(
@@ -118,7 +116,7 @@ def _known(covered: str, pool: Sequence[Option]) -> set[str]:
     if not covered:
         return set()
     there = Haystack(covered)
-    known = {stem(word) for word in content_words(covered)}
+    known = {term.stem for term in Vocabulary().terms(covered)}
     known.update(key for option in pool for key, worth in option.units if worth > 1.5 and there.has(key))
     return known
 
@@ -144,7 +142,7 @@ def _greedy(pool: Sequence[Option], budget: float, known: set[str]) -> tuple[lis
         before = chosen.get(option.statement.index)
         if before is not None and len(before.text) >= len(option.text):
             continue
-        gain = sum(worth for key, worth in option.units if key not in told)
+        gain = option.gain(told)
         label = (option.statement.turn, option.statement.speaker)
         cost = option.cost - (before.cost if before else 0.0) + (0.0 if label in labels else LABEL_COST)
         now = -gain / max(cost, 0.5)
@@ -199,7 +197,7 @@ def _shrink(chosen: Sequence[Option], budget_tokens: int, count: Count) -> str:
 def coverage(text: str, statements: Sequence[Statement]) -> float:
     """Which share of what the statements tell also stands in the text, by worth; 1.0 where they tell nothing."""
     pool = options(statements, superseded(statements))
-    there, words = Haystack(text), {stem(word) for word in content_words(text)}
+    there, words = Haystack(text), {term.stem for term in Vocabulary().terms(text)}
     total, told = 0.0, 0.0
     seen: set[str] = set()
     for option in pool:

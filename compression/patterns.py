@@ -73,7 +73,8 @@ _IDENTIFIER = re.compile(
     + _L + r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+" + _R + "|"  # snake_case, ENV_NAME
     + _L + r"[a-z]+(?:[A-Z][a-z0-9]+)+" + _R + "|"  # camelCase
     + _L + r"(?:[A-Z][a-z0-9]+){2,}" + _R + "|"  # PascalCase
-    r"[#№]\s?\d{2,}|"  # number of an issue or order
+    r"[#№]\s?\d{2,}|(?<![\w.,$€£¥])\d{4,}(?:[ -]\d{2,})+(?![\w.,]\d|\w)|"  # number of an issue, an order, an account
+    r"(?<![\w.,$€£¥])\d{5,}(?![\w.,]\d|\w|\s?[%€$])|"
     + _L + r"(?=[A-Za-z0-9\-/#.]*\d)(?=[A-Za-z0-9\-/#.]*[A-Za-z])[A-Za-z0-9]+(?:[\-/#.][A-Za-z0-9]+)*" + _R  # code
     + "|"
     + _L + r"[a-z0-9\-]+(?:\.[a-z0-9\-]+)*\.(?:com|org|net|io|dev|internal|local|de|fr|jp|cn|uk|eu|ai|co|app)"
@@ -92,9 +93,15 @@ _VERSION = re.compile(
 _HAN_DIGIT = re.compile(r"[〇零一二两三四五六七八九十百千万亿億兆数0-9曜]")
 
 _Table = tuple[tuple[FactKind, re.Pattern[str]], ...]
-_WITH_DIGITS: _Table = (("version", _VERSION), ("date", q.DATE), ("time", q.TIME), ("money", q.MONEY))
+_WITH_DIGITS: _Table = (
+    ("version", _VERSION),
+    ("date", q.DATE),
+    ("time", q.TIME),
+    ("money", q.MONEY),
+    ("phone", q.PHONE),
+)
 _CJK: _Table = (("date", q.CJK_DATE), ("time", q.CJK_TIME), ("money", q.CJK_MONEY))
-_LAST_WITH_DIGITS: _Table = (("phone", q.PHONE), ("measure", q.MEASURE))
+_LAST_WITH_DIGITS: _Table = (("measure", q.MEASURE),)
 _LAST_CJK: _Table = (("measure", q.CJK_MEASURE), ("number", q.CJK_NUMBER))
 
 

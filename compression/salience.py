@@ -12,42 +12,68 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from compression.change import Changes
+from compression.change import Changes, changes
 from compression.guard import KIND_WEIGHT
 from compression.statements import Role, Statement
-from compression.words import CHAT_WORDS, content_words, is_cjk, normalise, stem
+from compression.words import ALL_FUNCTION_WORDS, Term, Vocabulary, normalise
 
+WORD = 0.5  # worth of a rare word in a user's statement; facts count as in the guard's table
+FACT = 1.0
+FACT_TONE = 0.5  # a fact counts at least so, however it is said
+QUESTION, COMMENT, PASSING, OWN, STANCE, NEGATION = 0.3, 0.35, 0.55, 1.4, 1.2, 1.2
+COMMITTED, ADVICE = 3.0, 0.5
+# Weights were set by how many planted facts survive in conversations of several kinds (docs/log.md).
+POINT = 6.0  # worth of a user's statement as such: one proposition, however long
+ENOUGH = 2.9  # words and facts that make a whole proposition; fewer are worth less
+WORD = 0.4  # worth of a rare word in it
+FACT = 0.9  # times the guard's weight: worth of a fact in it
+FACT_TONE = 0.65  # a fact counts at least so, however it is said
+IDENTIFYING = 6.0  # times, for an identifier that a user names or an assistant gives out: it cannot be guessed
+IDENTIFYING_ELSEWHERE = 2.0
+QUESTION, CODE, HEADING = 0.3, 0.4, 0.8  # tone of a clause by its kind; a plain statement has 1.0
+OWN, STANCE, NEGATION, CHANGING = 2.2, 1.1, 1.4, 2.0  # times: on oneself; a preference or decision; "not"; a change
+COMMENT, PASSING = 0.6, 0.5  # times: on what was just said; a wish that its answer settles
+PASTED = 0.4  # times, in text that is quoted at length and not about oneself
+COMMITTED, ADVICE = 6.0, 0.5  # times, for an assistant: what it did; what one might do
 WORD_OF_ROLE: dict[Role, float] = {
     "user": 1.0,
     "summary": 1.0,
     "system": 0.7,
-    "tool": 0.3,
+    "tool": 0.9,
     "call": 0.25,
-    "assistant": 0.12,
+    "assistant": 0.13,
     "reasoning": 0.03,
 }
 FACT_OF_ROLE: dict[Role, float] = {
     "user": 1.0,
     "summary": 1.0,
     "system": 0.8,
-    "tool": 0.6,
-    "call": 0.5,
-    "assistant": 0.22,
+    "tool": 0.7,
+    "call": 0.4,
+    "assistant": 0.2,
     "reasoning": 0.05,
 }
+CHOSEN = 0.4  # of a user's statement, for whatever an older summary chose to keep
 _IDENTIFYING = frozenset(("identifier", "url", "email", "path", "phone"))
+
+TAG_WORDS = 3  # before an identifier, that say what it identifies
+REACH = 6  # words before and after its facts that the core of a statement may take
+SHORT_ENOUGH = 0.75  # of a statement's words: a longer core gains nothing
+_OPENERS = frozenset(
+    ("which", "who", "that", "because", "when", "where", "i", "i'm", "i've", "we", "my", "our", "ich", "je", "mein")
+)
+
+_ODD = re.compile(r"[^A-Za-z\s]")
 
 _FIRST_PERSON = re.compile(
     r"\b(?:i|i'm|i've|i'd|i'll|my|me|mine|we|we're|we've|our|us|ich|mein\w*|mir|mich|wir|unser\w*|uns|je|j'|mon|"
     r"ma|mes|moi|nous|notre|nos|yo|mi|mis|"
     r"nuestr\w+|io|mio|mia|noi|eu|meu|minha|ik|mijn|wij|ons)\b|我|咱|私|僕|俺|うち|저|나|우리|제",
-    re.IGNORECASE,
 )
 _NEGATION = re.compile(
     r"\b(?:not|never|no|none|nothing|without|cannot|\w+n't|avoid|except|nicht|nie|kein\w*|ohne|ne|n'|pas|jamais|"
     r"sans|aucun\w*|nunca|sin|ningun\w*|"
     r"non|mai|senza|não)\b|不|没|別|别|未|无|無|ない|ません|なし|ず|안|없|못",
-    re.IGNORECASE,
 )
 _STANCE = re.compile(
     r"\b(?:prefer\w*|like[sd]?|love[sd]?|hate[sd]?|dislike\w*|enjoy\w*|favou?rite|allerg\w+|always|never|"
@@ -57,7 +83,6 @@ _STANCE = re.compile(
     r"mag|liebe|hasse|bevorzug\w+|immer|entschieden|brauch\w*|muss|aime|déteste|préfère|toujours|décidé|besoin|"
     r"gusta|prefiero|siempre|decid\w+)\b|"
     r"喜欢|爱|讨厌|偏好|过敏|总是|决定|需要|必须|负责|只|好き|嫌い|苦手|アレルギー|決め|必要|いつも|担当|좋아|싫어|결정",
-    re.IGNORECASE,
 )
 _COMMITMENT = re.compile(
     r"\b(?:i(?:'ve| have) (?:booked|reserved|sent|created|updated|scheduled|added|set|filed|opened|ordered|"
@@ -67,19 +92,41 @@ _COMMITMENT = re.compile(
     r"confirmation|reference|we (?:decided|agreed)|habe .{1,40}(?:gebucht|reserviert|angelegt|erstellt|"
     r"gesendet)|j'ai (?:réservé|créé|envoyé|ajouté))\b|"
     r"已(?:经)?(?:预订|创建|发送|更新|安排|确认|预约)|予約しました|作成しました|送信しました|確認しました",
-    re.IGNORECASE,
+)
+_PASSING = re.compile(  # what a user wants just now, which the answer has settled
+    r"^(?:i'm|i am|i was|i've been|we're|we are) (?:also |just |really |actually )?(?:looking|trying|thinking|"
+    r"hoping|considering|"
+    r"curious|wondering|interested|excited|planning to|going to|not sure|sure)\b|"
+    r"^i(?:'d| would) (?:also |really |definitely )?(?:like|love|appreciate|be interested)\b|^i(?:'ll|"
+    r" will) (?:also |definitely |"
+    r"make sure|try|check|keep|look|start|go|think|consider|give|add|take|do|be sure)\b|^i (?:also |just |"
+    r"really )?(?:want|need|wanted|"
+    r"think i|think it|guess|wonder|hope|feel like|was thinking)\b|^let(?:'s| me) (?!go with|use|stick|take|keep)|"
+    r"^(?:write|give|tell|make|create|please|explain|show|provide|list|generate|rewrite|translate|suggest|"
+    r"describe|help)\b|"
+    r"^ich (?:möchte|suche|würde gern|frage mich|überlege)\b|^je (?:cherche|voudrais|me demande)\b|^我(?:想|正在找|"
+    r"打算)|たいです$",
+)
+_COMMENT = re.compile(
+    r"^(?:(?:that|this|it|they|those|these)(?:'s|'re| is| are| was| sounds?| looks?| seems?| makes?| would|"
+    r" will|'ll)\b|"
+    r"i (?:like|love|appreciate|agree|see|understand|get) (?:the idea|that|your|how|it|this|those|these|with)\b|"
+    r"good |great |can't wait)",
+)
+_NOISE = re.compile(
+    r"(?:^|[ .,])(?:\w*_ms|node|trace\w*|request_id|etag|cursor|next_page|page|limit|offset|took|elapsed|cached|"
+    r"hash|checksum|"
+    r"created_at|updated_at|timestamp|success|ok|href|self|_\w+|version): ",
 )
 _TROUBLE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|warning|denied|timeout|timed out|refused|not found|fatal|"
     r"fehler|erreur)\b|错误|失败|エラー|失敗",
-    re.IGNORECASE,
 )
 _ADVICE = re.compile(
     r"^(?:consider|try|use|make sure|ensure|be sure|avoid|look for|check|choose|keep|start|aim|opt|take|add|set|"
     r"create|practice|don't|"
     r"you (?:can|could|may|might|should)|it's (?:important|essential|best|a good idea)|this (?:will|can|could)|"
     r"these|they|if you|when|some|many)\b",
-    re.IGNORECASE,
 )
 
 
@@ -90,36 +137,58 @@ class Option:
     statement: Statement
     text: str
     units: tuple[tuple[str, float], ...]  # what it tells, each with its worth
+    point: float  # its worth as a proposition, in full where all of `units` is new
+    worth: float  # of all of it
     cost: float  # tokens, estimated
 
+    def gain(self, told: set[str]) -> float:
+        """What it adds to what has been told."""
+        new = sum(worth for key, worth in self.units if key not in told)
+        return new + self.point * new / self.whole if new else 0.0
+
     @property
-    def worth(self) -> float:
-        return sum(worth for _, worth in self.units)
+    def whole(self) -> float:
+        return self.worth - self.point
 
 
 def options(statements: Sequence[Statement], changed: Changes) -> list[Option]:
     """Every way to say every statement, with what it is worth alone."""
     rarity = _rarity(statements)
+    vocabulary = Vocabulary()
     found: list[Option] = []
     for statement in statements:
         tone = tone_of(statement)
         if (statement.index, "") in changed:
             tone *= 0.1
         dead = {value for _, value in statement.facts if (statement.index, value) in changed}
-        texts = [statement.text]
-        if short := core(statement):
-            texts.append(short)
+        texts = dict.fromkeys((statement.text, *shorter(statement)))
         found.extend(
-            Option(statement, text, tuple(_units(statement, text, tone, rarity, dead)), cost_of(text)) for text in texts
+            _option(statement, text, terms, tone, tuple(_units(statement, text, terms, tone, rarity, dead)))
+            for text in texts
+            for terms in (statement.terms if text is statement.text else vocabulary.terms(text),)
         )
     return found
+
+
+def _option(
+    statement: Statement, text: str, terms: Sequence[Term], tone: float, units: tuple[tuple[str, float], ...]
+) -> Option:
+    role = max(WORD_OF_ROLE[statement.role], CHOSEN) if statement.chosen else WORD_OF_ROLE[statement.role]
+    point = POINT * role * tone * min(1.0, _substance(statement, text, terms) / ENOUGH)
+    return Option(statement, text, units, point, point + sum(worth for _, worth in units), cost_of(text))
+
+
+def _substance(statement: Statement, text: str, terms: Sequence[Term]) -> float:
+    """How many words and facts a proposition is about."""
+    facts = sum(value in text for _, value in statement.facts)
+    return sum(0.5 if term.wide else 1.0 for term in terms if not term.chat) + 0.5 * facts
 
 
 def _rarity(statements: Sequence[Statement]) -> dict[str, float]:
     turns: dict[str, set[int]] = defaultdict(set)
     for statement in statements:
-        for word in content_words(statement.text):
-            turns[stem(word)].add(statement.turn)
+        for term in statement.terms:
+            turns[term.stem].add(statement.turn)
     total = 1 + max((statement.turn for statement in statements), default=0)
     top = math.log(1 + total)
     return {word: (math.log((1 + total) / len(where)) / top if total > 1 else 1.0) for word, where in turns.items()}
@@ -127,81 +196,104 @@ def _rarity(statements: Sequence[Statement]) -> dict[str, float]:
 
 def tone_of(statement: Statement) -> float:
     """How a statement speaks: of the speaker, of what is wanted or not, or in general."""
-    text = statement.text
-    tone = 1.0
-    if statement.kind == "question":
-        tone *= 0.35
-    elif statement.kind == "code":
-        tone *= 0.4
-    elif statement.kind == "heading":
-        tone *= 0.9
-    if statement.role in ("user", "summary", "system") and statement.kind != "code":
-        if _FIRST_PERSON.search(text):
-            tone *= 1.4
-        if _STANCE.search(text):
-            tone *= 1.25
-        if _NEGATION.search(text):
-            tone *= 1.2
-    elif statement.role == "assistant":
+    text, role = statement.text.lower(), statement.role
+    tone = {"question": QUESTION, "code": CODE, "heading": HEADING}.get(statement.kind, 1.0)
+    if role == "tool":
+        return tone * (1.6 if _TROUBLE.search(text) else 1.0) * (0.3 if _NOISE.search(text) else 1.0)
+    if role == "assistant":
         if _COMMITMENT.search(text):
-            tone *= 3.0
-        elif _ADVICE.match(text):
-            tone *= 0.5
-    elif statement.role == "tool" and _TROUBLE.search(text):
-        tone *= 1.6
+            return tone * COMMITTED
+        return tone * (ADVICE if not statement.chosen and _ADVICE.match(text) else 1.0)
+    if role in ("call", "reasoning") or statement.kind == "code":
+        return tone
+    if statement.kind == "heading":
+        tone *= 0.5
+    if statement.pasted and not _FIRST_PERSON.search(text):
+        return tone * PASTED
+    if _COMMENT.match(text):
+        tone *= COMMENT
+    elif _PASSING.match(text):
+        tone *= PASSING
+    elif _FIRST_PERSON.search(text):
+        tone *= OWN
+    if _STANCE.search(text):
+        tone *= STANCE
+    if _NEGATION.search(text):
+        tone *= NEGATION
+    if changes(text):
+        tone *= CHANGING
     return tone
 
 
 def _units(
-    statement: Statement, text: str, tone: float, rarity: dict[str, float], dead: set[str]
+    statement: Statement, text: str, terms: Sequence[Term], tone: float, rarity: dict[str, float], dead: set[str]
 ) -> Iterable[tuple[str, float]]:
-    role = statement.role
+    per_fact, per_word = FACT_OF_ROLE[statement.role], WORD_OF_ROLE[statement.role]
+    if statement.chosen:
+        per_fact, per_word = max(per_fact, CHOSEN), max(per_word, CHOSEN)
     seen: set[str] = set()
     for kind, value in statement.facts:
-        if value not in text:
-            continue
         key = normalise(value)
-        if key not in seen:
-            seen.add(key)
-            weight = KIND_WEIGHT[kind] * FACT_OF_ROLE[role] * max(tone, 0.5)
-            if kind in _IDENTIFYING and role in ("assistant", "tool", "call") and statement.kind != "code":
-                weight *= 1.8
-            yield key, 0.2 * weight if value in dead else weight
-    for word in content_words(text):
-        key = stem(word)
-        if key not in seen:
-            seen.add(key)
-            plain = 0.25 if word in CHAT_WORDS else 1.0
-            size = 0.6 if is_cjk(word) else 1.0
-            yield key, WORD_OF_ROLE[role] * tone * plain * size * (0.25 + 0.75 * rarity.get(key, 1.0))
+        if value not in text or key in seen:
+            continue
+        seen.add(key)
+        weight = FACT * KIND_WEIGHT[kind] * per_fact * max(tone, FACT_TONE)
+        if kind in _IDENTIFYING and statement.kind != "code":
+            weight *= (
+                IDENTIFYING if statement.role in ("user", "summary") or tone >= COMMITTED else IDENTIFYING_ELSEWHERE
+            )
+        yield key, 0.2 * weight if value in dead else weight
+    for term in terms:
+        if term.stem not in seen:
+            seen.add(term.stem)
+            size = (0.25 if term.chat else 1.0) * (0.5 if term.wide else 1.0)
+            yield term.stem, WORD * per_word * tone * size * (0.25 + 0.75 * rarity.get(term.stem, 1.0))
+
+
+def shorter(statement: Statement) -> Iterable[str]:
+    """Shorter ways to say a statement: the part around its facts, each pair of a JSON object, each value by which
+    something is looked up with the words before it."""
+    if part := core(statement):
+        yield part
+    if statement.kind == "field" and ", " in statement.text:
+        yield from statement.text.split(", ")
+        return
+    for kind, value in statement.facts:
+        if kind in _IDENTIFYING and (at := statement.text.find(value)) > 0:
+            before = statement.text[:at].split()[-TAG_WORDS:]
+            while before and before[0].casefold() in ALL_FUNCTION_WORDS:
+                before = before[1:]
+            if len(tag := " ".join((*before, value))) < 0.7 * len(statement.text):
+                yield tag
 
 
 def core(statement: Statement) -> str | None:
-    """The part of a long statement around its facts, or None where there is nothing to gain."""
+    """The part of a long statement around its facts, from a clause's begin to its end where those are near, or None
+    where there is nothing to gain."""
     words = statement.text.split(" ")
     if len(words) < 8 or not statement.facts or statement.kind in ("field", "code"):
         return None
-    starts, ends = [], []
-    for _, value in statement.facts:
-        at = statement.text.find(value)
-        if at >= 0:
-            first = statement.text.count(" ", 0, at)
-            starts.append(first)
-            ends.append(first + value.count(" "))
-    if not starts:
+    places = [(at, value) for _, value in statement.facts if (at := statement.text.find(value)) >= 0]
+    if not places:
         return None
-    first, last = max(0, min(starts) - 4), min(len(words), max(ends) + 3)
-    if last - first > 0.7 * len(words):
+    first = min(statement.text.count(" ", 0, at) for at, _ in places)
+    last = max(statement.text.count(" ", 0, at + len(value)) for at, value in places) + 1
+    begin = next((i for i in range(first, max(0, first - REACH) - 1, -1) if _begins(words, i)), max(0, first - REACH))
+    end = next((i for i in range(last, min(len(words), last + REACH)) if words[i - 1][-1:] in ",;:.)"), None)
+    end = min(len(words), last + 2) if end is None else end
+    while end > last and words[end - 1].strip(",;:").casefold() in ALL_FUNCTION_WORDS:
+        end -= 1
+    if end - begin > SHORT_ENOUGH * len(words):
         return None
-    return " ".join(words[first:last]).strip(" ,;:-")
+    return " ".join(words[begin:end]).strip(" ,;:-")
+
+
+def _begins(words: Sequence[str], at: int) -> bool:
+    return at == 0 or words[at - 1][-1:] in ",;:" or words[at].casefold() in _OPENERS
 
 
 def cost_of(text: str) -> float:
-    """Tokens of a text, roughly: scaled to the real count afterwards."""
-    cost = 1.0  # what joins it to its neighbour
-    for word in text.split():
-        wide = sum(1 for char in word if ord(char) > 0x2E7F)
-        narrow = len(word) - wide
-        odd = sum(1 for char in word if not char.isalpha()) - 0
-        cost += wide * 0.9 + (max(1.0, (narrow - odd) / 5.0) + 0.6 * odd if narrow else 0)
-    return cost
+    """Tokens of a text and of what joins it to its neighbour, roughly: scaled to the real count afterwards."""
+    odd = len(_ODD.findall(text))
+    wide = 0 if text.isascii() else sum(1 for char in text if char > "\u2e7f")
+    return 1.0 + 0.9 * wide + 0.6 * (odd - wide) + max(text.count(" ") + 1.0, (len(text) - odd) / 5.0)

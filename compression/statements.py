@@ -14,12 +14,13 @@ from typing import Literal
 from compression.clauses import Clause, ClauseKind, clauses_of, num_words, trim
 from compression.conversation import Item, Turn
 from compression.patterns import FactKind, spans
-from compression.words import language_of
+from compression.words import Term, Vocabulary, language_of
 
 Role = Literal["user", "assistant", "tool", "call", "reasoning", "system", "summary"]
 PAIRS = 3  # `key: value` pairs of one JSON object in one statement
 MAX_FIELDS = 400  # of one tool output; past it, only every n-th is read
 MAX_VALUE_CHARS = 160  # of one JSON string before it is read as text
+PASTED_CHARS = 1500  # of a user message; in a longer one, only what is in the first person is surely the user's own
 MAX_LINE_CHARS = 4000  # of one message that is a single "sentence": base64, minified code
 
 
@@ -35,19 +36,33 @@ class Statement:
     follows: bool = False  # continues the sentence before it
     subject: str = ""  # of a JSON field: tool, arguments and path: the same subject later has a newer value
     facts: tuple[tuple[FactKind, str], ...] = ()
+    terms: tuple[Term, ...] = ()
+    pasted: bool = False  # in a message so long that much of it is somebody else's text
+    chosen: bool = False  # stands in an older summary: somebody chose it already
+
+
+class Reader:
+    """Finds the facts and terms of statements."""
+
+    def __init__(self, *, german: bool) -> None:
+        self._german = german
+        self._vocabulary = Vocabulary()
+
+    def __call__(self, statement: Statement) -> Statement:
+        facts = tuple((span.kind, span.value) for span in spans(statement.text, german=self._german))
+        return replace(statement, facts=facts, terms=self._vocabulary.terms(statement.text))
 
 
 def statements_of(turns: Sequence[Turn]) -> list[Statement]:
     """All statements in order. Never raises on odd payloads: what cannot be read as JSON is read as text."""
     found: list[Statement] = []
-    german = language_of(" ".join(_prose(turns))) == "de"
+    read = Reader(german=language_of(" ".join(_prose(turns))) == "de")
     calls: dict[str, tuple[str, str]] = {}
     asked = ""
     for number, turn in enumerate(turns):
         for item in turn.items:
             for statement in _of_item(item, calls, asked):
-                facts = tuple((span.kind, span.value) for span in spans(statement.text, german=german))
-                found.append(replace(statement, turn_id=turn.id, turn=number, index=len(found), facts=facts))
+                found.append(read(replace(statement, turn_id=turn.id, turn=number, index=len(found))))
             if item.type == "message":
                 asked = _last_question(item) if item.role == "assistant" else ""
     return found
@@ -85,8 +100,9 @@ def _of_item(item: Item, calls: dict[str, tuple[str, str]], asked: str) -> Itera
             and clauses[0].kind == "statement"
         ):
             clauses = [Clause(f"{asked.rstrip(' ?？')} - {clauses[0].text}", "statement", False)]
+        pasted = role == "user" and len(item.text) > PASTED_CHARS
         for clause in clauses:
-            yield _statement(clause, role, role.capitalize())
+            yield replace(_statement(clause, role, role.capitalize()), pasted=pasted)
 
 
 def _summary_text(item: Item) -> str:

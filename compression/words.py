@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from typing import NamedTuple
 
 
 def _table(text: str) -> frozenset[str]:
@@ -160,6 +161,39 @@ def _is_function(word: str) -> bool:
     if _CJK.match(word):
         return all(char in _CJK_STOP for char in word)
     return word in ALL_FUNCTION_WORDS or (len(word) == 1 and not word.isdigit())
+
+
+def is_grammatical(word: str) -> bool:
+    """Whether a CJK pair holds a grammatical character: such a pair names no subject."""
+    return _CJK.match(word) is not None and any(char in _CJK_STOP for char in word)
+
+
+class Term(NamedTuple):
+    """A content word of a text."""
+
+    word: str
+    stem: str
+    chat: bool  # says little: "suggest", "happy"
+    wide: bool  # a pair of Chinese, Japanese or Korean characters
+
+
+class Vocabulary:
+    """Reads texts into terms and remembers the words it has seen, since most come again."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Term | None] = {}
+
+    def terms(self, text: str) -> tuple[Term, ...]:
+        found = []
+        for word in words(text):
+            if word in self._seen:
+                term = self._seen[word]
+            else:
+                term = None if _is_function(word) else Term(word, stem(word), word in CHAT_WORDS, is_cjk(word))
+                self._seen[word] = term
+            if term is not None:
+                found.append(term)
+        return tuple(found)
 
 
 def stem(word: str) -> str:
