@@ -249,9 +249,9 @@ def _renumbered(facts: Sequence[Fact], said: Sequence[_Said]) -> Iterator[Fact]:
 
 def _told_once(facts: Iterable[Fact], turns: Sequence[Turn]) -> Iterator[Fact]:
     """Less the few whose value chance has put into another turn too."""
-    kept = [Kept("\n".join(item.text for item in turn.items)) for turn in turns]
+    texts = ["\n".join(item.text for item in turn.items) for turn in turns]
     for fact in facts:
-        if not any(each.survives(fact) for at, each in enumerate(kept) if at != fact.turn):
+        if not Kept("\n".join((*texts[: fact.turn], *texts[fact.turn + 1 :]))).survives(fact):
             yield fact
 
 

@@ -112,7 +112,7 @@ def _shown(said: Mapping[str, Any], shown: str, *, system: bool) -> bool:
 
 
 def _letters(text: str) -> str:
-    return "".join(character for character in text.casefold() if character.isalnum())
+    return re.sub(r"[\W_]+", "", text.casefold())
 
 
 def _named(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

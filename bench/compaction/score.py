@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Literal, Protocol
 
 # Kinds whose values are words of everyday speech: they survive if all their words stand in one clause, in whatever
@@ -21,7 +22,7 @@ CHANGED = re.compile(
     r"\b(now|new|moved|changed?|instead|not|no longer|raised|after all|another|was|were|formerly|previous(ly)?|earlier|"
     r"until|old|supersed\w+|updated?|replac\w+|used to|then)\b|->|→|⇒"
 )
-CLAUSE = re.compile(r"[.!?](?=[\s\"')\]]|$)|[\n。！？]")
+CLAUSE = re.compile(r"[.!?](?=[\s\"')\]]|$)|[。！？]")
 QUOTES = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "`": None, "*": None, "\u00a0": " "})
 
 Verdict = Literal["right", "stale", "unmarked", "gone"]
@@ -44,9 +45,14 @@ def normalised(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"(?<=\d),(?=\d{3}\b)", "", plain)).strip()
 
 
+@lru_cache(maxsize=4096)
+def _line(text: str) -> tuple[str, ...]:
+    return tuple(plain for part in CLAUSE.split(text) if (plain := normalised(part)))
+
+
 def clauses(text: str) -> list[str]:
     """Sentences and lines, normalised."""
-    return [plain for part in CLAUSE.split(text) if (plain := normalised(part))]
+    return [clause for line in text.split("\n") for clause in _line(line)]
 
 
 def holds(clause: str, value: str) -> bool:
