@@ -8,6 +8,7 @@ from typing import Literal
 TRIGGER = 0.70  # compact when prompt and answer's reserve pass this share of the window
 TARGET = 0.40  # and go down to this share: freeing only the excess compacts again at every following turn
 MIN_GAIN = 0.05  # of the window: less is not worth a broken prefix
+LEAST_ANSWER = 16  # an answer shall have a sixteenth of the window at least, or all that it may have
 RESERVE_SHARE = 4  # an answer's reserve is at most a quarter of the window
 MOST_PER_TURN = 100  # tokens of a summary for each turn it replaces: what a session may ask for at most
 BREAKER_FAILURES = 3  # after so many compactions in a row that brought nothing ...
@@ -37,6 +38,7 @@ class Policy:
     tokens_per_turn: int = 40  # of a summary, for each turn it replaces
     reasoning: Reasoning = "template"
     summariser: str | None = None
+    kv_shift: bool = False  # kept turns' KV may be taken to their new positions, which is approximate
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,11 @@ def answer_tokens(window: int, prompt_tokens: int, asked: int | None, default: i
 def answer_reserve(window: int, asked: int | None, default: int) -> int:
     """Tokens that stay free for the answer: what it may take, at most a quarter of the window."""
     return min(asked if asked is not None else default, window // RESERVE_SHARE)
+
+
+def least_answer(window: int, reserve: int) -> int:
+    """Tokens below which an answer has too little room for a turn to begin without a compaction."""
+    return min(reserve, window // LEAST_ANSWER)
 
 
 def share(ratio: float, window: int) -> int:

@@ -50,6 +50,12 @@ class CompactionFields(BaseModel):
         None, description="Another served model that writes the summaries. Default: the session's own."
     )
 
+    kv_shift: bool | None = Field(
+        None,
+        description="Where a turn goes on right after a cut, take the KV of kept turns to their new positions instead "
+        "of computing it: sooner, and approximate. Such an answer says so, and an exact prefill follows (false).",
+    )
+
     @model_validator(mode="after")
     def _falls(self) -> Self:
         if self.trigger_ratio is not None and self.target_ratio is not None and self.target_ratio >= self.trigger_ratio:

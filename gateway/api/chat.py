@@ -186,8 +186,8 @@ async def _keyed(gateway: Gateway, command: TurnCommand, key: str, mode: str, us
         def ask_of(session: SessionRecord) -> Ask:
             system = ask.system if ask.system is not None else session.system
             tools = ask.tools or tuple(dict(tool) for tool in session.tools)
-            reasoning = gateway.room.compactions.policy(session).reasoning
-            return replace(ask, system=system, tools=tools, old_reasoning=reasoning)
+            policy = gateway.room.compactions.policy(session)
+            return replace(ask, system=system, tools=tools, old_reasoning=policy.reasoning, kv_shift=policy.kv_shift)
 
         return replace(keyed, ask=ask_of(session), version=session.version, ask_of=ask_of)
     chain = chain_to(known.last, ask.system, ask.kept) if known is not None else None

@@ -90,6 +90,7 @@ def _command(
 ) -> TurnCommand:
     def ask_of(session: SessionRecord) -> Ask:
         tools = tuple(dict(tool) for tool in session.tools)
+        policy = gateway.room.compactions.policy(session)
         limit = asked.max_output_tokens or session.policy.get("max_output_tokens")
         return Ask(
             model=session.model,
@@ -102,7 +103,8 @@ def _command(
             response_format=format_of(asked),
             reasoning_effort=asked.reasoning_effort,
             template_options=asked.chat_template_kwargs or {},
-            old_reasoning=gateway.room.compactions.policy(session).reasoning,
+            old_reasoning=policy.reasoning,
+            kv_shift=policy.kv_shift,
             shape=shape_of(asked, max_tokens=limit, logprobs=asked.logprobs, top=asked.top_logprobs),
         )
 

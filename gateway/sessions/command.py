@@ -57,6 +57,7 @@ class Ask:
     reasoning_effort: str | None = None
     template_options: Mapping[str, Any] = field(default_factory=dict)
     old_reasoning: Reasoning = "template"
+    kv_shift: bool = False
     shape: Shape = field(default_factory=Shape)
 
     @property

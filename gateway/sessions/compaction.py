@@ -16,7 +16,7 @@ import structlog
 from compression.budget import Policy, Strategy, answer_reserve, breaker_open
 from compression.plan import NoPlan, Plan, Urgency
 from gateway.errors import GatewayError
-from gateway.sessions.compaction_run import CompactionRoom, CompactionRun
+from gateway.sessions.compaction_run import CompactionRoom, CompactionRun, prefilled_path
 from gateway.sessions.snapshot import Snapshot, take
 from gateway.store.compaction_records import (
     CompactionRecord,
@@ -64,21 +64,30 @@ class Compactions:
         self._room = room
         self._slots = asyncio.Semaphore(at_once)
         self._running: dict[tuple[str, str], asyncio.Task[Outcome]] = {}
+        self._prefills: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def is_running(self, tenant_id: str, session_id: str) -> bool:
         return (tenant_id, session_id) in self._running
 
     async def close(self) -> None:
         """Stop what runs; each row says so, or lapses."""
-        tasks = list(self._running.values())
+        tasks = [*self._running.values(), *self._prefills.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def forget(self, tenant_id: str, session_id: str) -> None:
         """The session is deleted: stop working on it."""
-        if (task := self._running.get((tenant_id, session_id))) is not None:
-            task.cancel()
+        for tasks in (self._running, self._prefills):
+            if (task := tasks.get((tenant_id, session_id))) is not None:
+                task.cancel()
+
+    def make_exact(self, session: SessionRecord) -> None:
+        """An answer rested on shifted KV: have the session's path computed as it is, in idle time."""
+        key = session.tenant_id, session.id
+        task = asyncio.create_task(prefilled_path(self._room, session), name=f"exact-{session.id}")
+        self._prefills[key] = task
+        task.add_done_callback(lambda done: self._prefills.pop(key, None) if self._prefills.get(key) is done else None)
 
     def after_turn(self, session: SessionRecord, *, used_tokens: int, window: int | None) -> None:
         """Compact in the background if the path is past the trigger now. Cheap where it is not."""

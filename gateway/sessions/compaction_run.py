@@ -24,6 +24,7 @@ from compression.view import View, fold, orphans
 from engines.contract import EngineError
 from gateway.errors import GatewayError
 from gateway.fleet.fleet import Fleet
+from gateway.sessions.history import load
 from gateway.sessions.items import messages_from_items
 from gateway.sessions.models import Models
 from gateway.sessions.prompt import aside, system_message
@@ -34,7 +35,7 @@ from gateway.sessions.sizing import counter
 from gateway.sessions.snapshot import Snapshot, replica_for, take
 from gateway.sessions.summariser import Asked, Summariser, beside, prefill
 from gateway.store.compaction_records import CompactionOver, CompactionRecord, ViewMoved
-from gateway.store.records import HEAD, StoreUnavailable, UnknownTurn
+from gateway.store.records import HEAD, SessionRecord, StoreUnavailable, UnknownTurn
 from gateway.store.sessions import Store
 
 log = structlog.get_logger(__name__)
@@ -267,6 +268,24 @@ async def _rendered(taken: Snapshot, view: View) -> bytes:
     folded = fold(taken.turns, view, pinned=taken.pinned, placement=model.placement, reasoning=taken.policy.reasoning)
     messages = system_message(ask.system, folded) + messages_from_items(folded.items)
     return await aside(lambda: model.render(messages, tools=ask.tools), messages)
+
+
+async def prefilled_path(room: CompactionRoom, session: SessionRecord) -> None:
+    """Have the replica compute the session's path as it stands, unless it has; what fails is done by the next turn."""
+    try:
+        history = await load(room.store, session, HEAD)
+        placement = replica_for(session.model, history, room.fleet)
+        if placement is not None and history.head.tokens is not None:
+            await prefill(
+                placement.replica,
+                session.model,
+                await history.head.load_ids(),
+                name=room.session_name(session.tenant_id, session.id),
+                salt=room.cache_salt(session.tenant_id),
+                request_id=f"{history.head.turn_id}-exact",
+            )
+    except (EngineError, GatewayError, StoreUnavailable) as error:
+        log.warning("a path was not prefilled", session_id=session.id, reason=str(error))
 
 
 def _code_of(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compression.budget import answer_reserve
+from compression.budget import answer_reserve, least_answer
 from gateway.errors import ContextTooLong
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.compaction import Idle
@@ -10,8 +10,6 @@ from gateway.sessions.history import History, load
 from gateway.sessions.prepare import Prepared, prepare
 from gateway.sessions.room import TurnRoom
 from gateway.store.compaction_records import CompactionRecord
-
-LEAST_ANSWER = 16  # an answer shall have a sixteenth of the window at least, or all that it may have
 
 
 async def prepared_for(room: TurnRoom, command: TurnCommand, history: History, name: str | None) -> Prepared:
@@ -33,14 +31,20 @@ async def fitting(
     try:
         prepared = await prepared_for(room, command, history, name)
     except ContextTooLong as error:
-        if history.session is None or (made := await _room_made(room, command, history, _asked(error))) is None:
+        if history.session is None:
             raise
+        found = await _room_made(room, history, _asked(error))
+        if not isinstance(found, CompactionRecord):
+            error.details |= {"compaction": _why(found)}
+            raise
+        made = found
     else:
         if history.session is None or not _tight(room, command, prepared):
             return history, prepared, None
-        made = await _room_made(room, command, history, prepared.prompt_tokens)
-        if made is None:
+        found = await _room_made(room, history, prepared.prompt_tokens)
+        if not isinstance(found, CompactionRecord):
             return history, prepared, None
+        made = found
     session = await room.store.get_session(command.tenant_id, history.session.id)
     again = await load(room.store, session or history.session, history.head.turn_id)
     return again, await prepared_for(room, command, again, name), made
@@ -56,22 +60,33 @@ def _tight(room: TurnRoom, command: TurnCommand, prepared: Prepared) -> bool:
     if prepared.window is None:
         return False
     reserve = answer_reserve(prepared.window, command.ask.shape.max_tokens, room.max_output_tokens)
-    return prepared.prompt_tokens + min(reserve, prepared.window // LEAST_ANSWER) > prepared.window
+    return prepared.prompt_tokens + least_answer(prepared.window, reserve) > prepared.window
 
 
-async def _room_made(
-    room: TurnRoom, command: TurnCommand, history: History, prompt_tokens: int
-) -> CompactionRecord | None:
-    """None: the session's policy forbids it, or it brought nothing; then the turn is refused, or takes what is left."""
+async def _room_made(room: TurnRoom, history: History, prompt_tokens: int) -> CompactionRecord | Idle:
+    """Idle: the session's policy forbids it, or it brought nothing; the turn is refused, or takes what is left."""
     session = history.session
     assert session is not None
     policy = room.compactions.policy(session)
     if policy.on_overflow == "error" or (policy.strategy == "off" and policy.on_overflow != "truncate"):
-        return None
+        return Idle("the session's policy forbids it")
     made = await room.compactions.make_room(
         session,
         incoming_tokens=max(0, prompt_tokens - history.used_tokens),
         parent=history.head.turn_id,
         truncate=policy.on_overflow == "truncate",
     )
-    return None if isinstance(made, Idle) or made.status != "committed" else made
+    if isinstance(made, Idle) or made.status == "committed":
+        return made
+    return Idle(str((made.error or {}).get("message", "it failed")))
+
+
+def _why(idle: Idle) -> dict[str, object]:
+    """What compaction could not do, for the details of the refusal."""
+    if idle.plan is None:
+        return {"reason": idle.reason}
+    return {
+        "reason": idle.reason,
+        "tokens_after": idle.plan.tokens_after,
+        "allowed_tokens": idle.plan.allowed_tokens,
+    }

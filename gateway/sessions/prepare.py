@@ -6,7 +6,7 @@ Everything that can be refused is refused here, before anything is saved.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from compression.budget import answer_tokens
@@ -138,6 +138,8 @@ async def _by_ids(
             code="unsupported_parameter",
             param="parallel_tool_calls",
         )
+    if ask.kv_shift and not caps.takes_shift:
+        ask = replace(ask, kv_shift=False)
     built = await build(tokens, ask, history.head, session=session_name)
     window = min(tokens.window, caps.window or tokens.window)
     if built.ids.num_tokens >= window:

@@ -22,6 +22,7 @@ from engines.contract import EMPTY_DIGEST, Base, IdsPrompt, chain_digest
 from gateway.sessions.command import Ask
 from gateway.sessions.items import messages_from_items
 from gateway.sessions.prefix import Cause, PrefixReport, prefix_report
+from gateway.sessions.shift import shift_after_cut
 from gateway.sessions.tokens import ModelTokens, Tail
 from gateway.store.records import TurnTokens
 
@@ -183,12 +184,15 @@ async def _rendered_anew(
         lambda: prefix_report(previous, kept, decode=model.decode, hints=_hints(head, fingerprint)), whole_kept
     )
     base_tokens = report.reused_tokens
+    shift = None
+    if ask.kv_shift and session is not None and head.tokens is not None and report.cause == "compacted":
+        shift = shift_after_cut(previous, sent, Base(head.tokens.path_tokens, head.tokens.path_digest))
 
     async def whole() -> bytes:
         return sent
 
     return BuiltPrompt(
-        ids=IdsPrompt(sent, len(sent) // ID_BYTES, whole, session, None),
+        ids=IdsPrompt(sent, len(sent) // ID_BYTES, whole, session, None, shift),
         fingerprint=fingerprint,
         base_tokens=base_tokens,
         kept_ids=kept[base_tokens * ID_BYTES :],

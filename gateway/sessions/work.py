@@ -212,6 +212,8 @@ class TurnWork:
         known = self.room.registry.heads.get(self.command.tenant_id, self.command.session_id or "")
         if known is None or known.last.turn.id != self.run.turn_id:
             return
+        if self._approximate:
+            self.room.compactions.make_exact(known.session)
         used = History(last=known.last).used_tokens
         self.room.compactions.after_turn(known.session, used_tokens=used, window=self.prepared.window)
 
@@ -222,7 +224,12 @@ class TurnWork:
             "mode": self.prepared.mode,
             "window": self.prepared.window,
             "max_tokens": self.prepared.sampling.max_tokens,
+            **({"approximate": True} if self._approximate else {}),
         }
+
+    @property
+    def _approximate(self) -> bool:
+        return self.reader.usage is not None and self.reader.usage.approximate
 
     def metadata(self, placement: Placement) -> dict[str, Any]:
         told = {**self.notes(), **placement.as_json()}
@@ -247,8 +254,9 @@ class TurnWork:
         used = self.reader.usage
         prompt = used.prompt_tokens if used is not None else self.prepared.prompt_tokens
         output = used.output_tokens if used is not None else self.reader.num_ids
-        return {
+        told = {
             "prompt_tokens": prompt,
             "output_tokens": output,
             "cached_tokens": used.cached_tokens if used is not None else None,
         }
+        return {**told, "shifted_tokens": used.shifted_tokens} if used is not None and used.approximate else told
