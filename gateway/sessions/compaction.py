@@ -54,6 +54,7 @@ class Wish:
     policy: Policy | None = None
     parent: str | None = HEAD
     incoming: int = 0
+    window: int | None = None  # as an engine's refusal showed it
 
 
 class Compactions:
@@ -113,7 +114,13 @@ class Compactions:
         return await self._start(session, Wish("manual", "asked", policy))
 
     async def make_room(
-        self, session: SessionRecord, *, incoming_tokens: int, parent: str | None, truncate: bool
+        self,
+        session: SessionRecord,
+        *,
+        incoming_tokens: int,
+        parent: str | None,
+        truncate: bool,
+        window: int | None = None,
     ) -> Outcome:
         """Before a turn that would not fit: wait for the run that is on its way, else compact while it waits."""
         ended = await self._done(session)
@@ -122,7 +129,8 @@ class Compactions:
         policy = self.policy(session)
         if truncate:
             policy = replace(policy, strategy="trim")
-        return await asyncio.shield(self._start(session, Wish("foreground", "hard", policy, parent, incoming_tokens)))
+        wish = Wish("foreground", "hard", policy, parent, incoming_tokens, window)
+        return await asyncio.shield(self._start(session, wish))
 
     async def _done(self, session: SessionRecord) -> Outcome | None:
         """The end of the run that is on its way here; None where there is none, or it failed."""
@@ -159,7 +167,7 @@ class Compactions:
         session = await self._room.store.get_session(tenant_id, session_id)
         if session is None:
             return Idle("the session is gone")
-        taken = await self._taken(session, wish.policy or self.policy(session), wish.parent)
+        taken = await self._taken(session, wish.policy or self.policy(session), wish.parent, wish.window)
         if taken is None:
             return Idle("nothing to compact")
         if wish.urgency == "auto" and await self._breaker(taken):
@@ -177,7 +185,9 @@ class Compactions:
         ended = await CompactionRun(self._room, taken, began, plan, incoming=wish.incoming).to_end()
         return ended if ended is not None else Idle("the session is gone")
 
-    async def _taken(self, session: SessionRecord, policy: Policy, parent: str | None) -> Snapshot | None:
+    async def _taken(
+        self, session: SessionRecord, policy: Policy, parent: str | None, window: int | None = None
+    ) -> Snapshot | None:
         room = self._room
         return await take(
             room.store,
@@ -187,6 +197,7 @@ class Compactions:
             policy,
             default_max_tokens=room.default_max_tokens,
             parent=parent,
+            window=window,
         )
 
     async def _breaker(self, taken: Snapshot) -> bool:

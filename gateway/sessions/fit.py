@@ -45,9 +45,36 @@ async def fitting(
         if not isinstance(found, CompactionRecord):
             return history, prepared, None
         made = found
-    session = await room.store.get_session(command.tenant_id, history.session.id)
-    again = await load(room.store, session or history.session, history.head.turn_id)
+    again = await _seen_anew(room, history)
     return again, await prepared_for(room, command, again, name), made
+
+
+async def recovered(
+    room: TurnRoom, command: TurnCommand, history: History, prepared: Prepared, error: ContextTooLong
+) -> tuple[History, Prepared] | None:
+    """A turn that its engine found too long, made to fit by what the refusal measured. None: nothing more to do.
+
+    Where tokens were estimated, the window is scaled by how far the estimate was off.
+    """
+    limit, requested = error.details.get("limit"), error.details.get("requested") or prepared.prompt_tokens
+    if history.session is None or not isinstance(limit, int) or not isinstance(requested, int) or requested <= 0:
+        return None
+    asked = command.ask.shape.max_tokens or 0
+    measured = max(1, requested - (asked if requested - asked >= prepared.prompt_tokens else 0))
+    window = int(limit * min(1.0, prepared.prompt_tokens / measured))
+    made = await _room_made(room, history, prepared.prompt_tokens, window=window)
+    if not isinstance(made, CompactionRecord):
+        error.details |= {"compaction": _why(made)}
+        return None
+    again = await _seen_anew(room, history)
+    name = room.session_name(command.tenant_id, history.session.id)
+    return again, await prepared_for(room, command, again, name)
+
+
+async def _seen_anew(room: TurnRoom, history: History) -> History:
+    assert history.session is not None
+    session = await room.store.get_session(history.session.tenant_id, history.session.id)
+    return await load(room.store, session or history.session, history.head.turn_id)
 
 
 def _asked(error: ContextTooLong) -> int:
@@ -63,7 +90,9 @@ def _tight(room: TurnRoom, command: TurnCommand, prepared: Prepared) -> bool:
     return prepared.prompt_tokens + least_answer(prepared.window, reserve) > prepared.window
 
 
-async def _room_made(room: TurnRoom, history: History, prompt_tokens: int) -> CompactionRecord | Idle:
+async def _room_made(
+    room: TurnRoom, history: History, prompt_tokens: int, window: int | None = None
+) -> CompactionRecord | Idle:
     """Idle: the session's policy forbids it, or it brought nothing; the turn is refused, or takes what is left."""
     session = history.session
     assert session is not None
@@ -75,6 +104,7 @@ async def _room_made(room: TurnRoom, history: History, prompt_tokens: int) -> Co
         incoming_tokens=max(0, prompt_tokens - history.used_tokens),
         parent=history.head.turn_id,
         truncate=policy.on_overflow == "truncate",
+        window=window,
     )
     if isinstance(made, Idle) or made.status == "committed":
         return made

@@ -86,10 +86,11 @@ async def take(
     *,
     default_max_tokens: int,
     parent: str | None = HEAD,
+    window: int | None = None,
 ) -> Snapshot | None:
-    """None: the path has no turn, or nobody knows the window."""
+    """`window`: as an engine's refusal showed it. None: the path has no turn, or nobody knows the window."""
     history = await load(store, session, parent)
-    window = window_of(session.model, fleet, models)
+    window = window or window_of(session.model, fleet, models)
     if history.head.turn_id is None or window is None:
         return None
     records = await store.path(session.tenant_id, session.id, history.head.turn_id)

@@ -14,12 +14,13 @@ from typing import Any
 import structlog
 
 from engines.contract import ChatPrompt, EngineError, EngineLost, EngineUnreachable, GenerateRequest
-from gateway.errors import BadRequest, GatewayError
+from gateway.errors import BadRequest, ContextTooLong, GatewayError
 from gateway.fleet.placement import Placement
 from gateway.sessions.answer import AnswerParser
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.events import EventLog
 from gateway.sessions.failures import from_engine
+from gateway.sessions.fit import recovered
 from gateway.sessions.heads import made_with, standing
 from gateway.sessions.history import History
 from gateway.sessions.outcome import Outcome, as_failure, finish_turn, outcome
@@ -66,6 +67,7 @@ class TurnWork:
         self.placement = prepared.placement
         self.reader = AnswerReader(_parser(command, prepared), room.new_id)
         self.error: GatewayError | None = None
+        self.recovered = False  # the engine found the prompt too long, and a compaction made it fit
 
     async def run_to_end(self) -> None:
         log = EventLog(self.room.store, self.run) if self.command.persist_events else None
@@ -91,7 +93,17 @@ class TurnWork:
             raise bug
 
     async def _generate(self) -> None:
-        """Stream until the end, a failure (kept in `error`) or a cancel."""
+        """Stream until the end, a failure (kept in `error`) or a cancel; once more where the engine had less room."""
+        await self._pumped()
+        if isinstance(self.error, ContextTooLong) and not self.reader.started and self.run.cancel_reason is None:
+            fit = await recovered(self.room, self.command, self.history, self.prepared, self.error)
+            if fit is not None:
+                self.history, self.prepared = fit
+                self.placement, self.error, self.run.failure = self.prepared.placement, None, None
+                self.recovered = True
+                await self._pumped()
+
+    async def _pumped(self) -> None:
         pump = asyncio.create_task(self._pump(), name=f"pump-{self.run.turn_id}")
         self.run.on_cancel(pump.cancel)
         try:
@@ -225,6 +237,7 @@ class TurnWork:
             "window": self.prepared.window,
             "max_tokens": self.prepared.sampling.max_tokens,
             **({"approximate": True} if self._approximate else {}),
+            **({"context_recovered": True} if self.recovered else {}),
         }
 
     @property

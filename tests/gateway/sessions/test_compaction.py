@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compression.segments import HEADING
+from engines.contract import Capabilities
+from engines.echo import EchoEngine
 from tests.gateway.live import Live, events_of, live_gateway
 from tests.gateway.talks import WINDOW, compactions, context, said, settled, summarising, talk, words
 
@@ -344,3 +347,23 @@ async def test_keyed_chats_are_compacted_too(live: Live) -> None:
         assert answer.status_code == 200, answer.text
         await settled(live, "chat-1")
     assert (await compactions(live, "chat-1"))[-1]["status"] == "committed"
+
+
+class Narrow(EchoEngine):
+    """Tells a larger window than it has, as a server does that was started with a smaller one."""
+
+    async def capabilities(self) -> Capabilities:
+        return replace(await super().capabilities(), window=8 * WINDOW)
+
+
+async def test_an_engine_with_less_room_than_it_says_is_asked_once_more_with_less(tmp_path: Path) -> None:
+    async with live_gateway(tmp_path, {"echo": Narrow(window=WINDOW, answer=lambda text, _: text[:20])}) as live:
+        session = await live.session(**EXTRACT)
+        turns = await talk(live, session, 14)
+        told = [turn["metadata"].get("context_recovered") for turn in turns]
+        assert told.count(True) >= 1
+        assert all(turn["status"] == "completed" for turn in turns)
+        refused = await live.turn(session, words(20, WINDOW + 500))
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        assert len(await live.turns(session)) == 14
