@@ -35,7 +35,8 @@ class Answers:
         if file is not None and file.is_file():
             for line in file.read_text().splitlines():
                 value = json.loads(line)
-                self.known[value.pop("key")] = Answer(**value)
+                key = value.pop("key")
+                self.known[key] = Answer(**value)
 
     def keep(self, key: str, answer: Answer) -> None:
         self.known[key] = answer

@@ -19,6 +19,7 @@ from bench.compaction.ours import Ours
 from bench.compaction.peers import Article, DropOldest, Full, HeadTail, Oracle, Rolling
 from bench.compaction.render import failures, families, orphans
 from bench.compaction.score import Kept
+from bench.compaction.writer import LOOP, Answers
 from compression.budget import Policy
 from gateway.sessions.tokens import ModelTokens
 
@@ -101,6 +102,24 @@ def test_a_context_that_a_template_hides_is_a_failure(tmp_path: Path) -> None:
     context = Context(generate(3, turns=2).turns[0].input, 0)
     (failure, *_) = failures(deaf, "Be kind.", lambda place: context)
     assert "left out" in failure
+
+
+def test_what_the_model_wrote_is_read_again(tmp_path: Path) -> None:
+    answer = Answer("Said.", finished=True, prompt_tokens=9, output_tokens=2)
+    Answers(tmp_path / "answers.jsonl").keep("a key", answer)
+    assert Answers(tmp_path / "answers.jsonl").known == {"a key": answer}
+
+
+@pytest.mark.parametrize(
+    ("text", "loops"),
+    [
+        ("I'll have to eat a lot of bread. " * 5, True),
+        ("one two three four five six seven eight nine ten " * 2, False),
+        ("aaaaaaaaaaaaaaaaaaaaaaaaaaa", False),
+    ],
+)
+def test_an_answer_that_only_repeats_itself_is_noticed(text: str, loops: bool) -> None:
+    assert (LOOP.search(text) is not None) is loops
 
 
 def look(method: str, survives: Sequence[bool], *, compactions: int = 5, seed: int = 1) -> Look:
