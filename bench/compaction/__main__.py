@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def main() -> None:
     what.add_argument("--facts", action="store_true", help="planted facts that are lost, beside other methods")
     parser.add_argument("--json", action="store_true", help="print only the JSON object on standard output")
     parser.add_argument("--quick", action="store_true", help="fewer conversations, and few summaries by the model")
+    parser.add_argument("--conversations", type=int, help="conversations that ask no model; default 8")
+    parser.add_argument("--modelled", type=int, help="conversations in which the model writes summaries; default 2")
     parser.add_argument("--model", help="a model folder; default: $TURNKEEP_MODEL_DIR, else the demonstration model")
     parser.add_argument("--threads", type=int, help="CPU threads of the model; default: torch's choice")
     parser.add_argument(
@@ -61,6 +64,8 @@ def main() -> None:
         result, shown = accounting(Shape(), Policy()), table
     else:
         shape = facts.QUICK if args.quick else facts.Shape()
+        asked = {"extracted": args.conversations, "modelled": args.modelled}
+        shape = replace(shape, **{name: number for name, number in asked.items() if number is not None})
         measured = facts.measure(shape, find_model(args.model), args.threads, peers=args.peers, answers=args.answers)
         result, shown = asyncio.run(measured), lost_table
     if not args.json:

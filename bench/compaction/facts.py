@@ -55,14 +55,21 @@ class Shape:
     modelled_points: tuple[int, ...] = (1, 5, 10)
     modelled_window: int = 4096
     summary_tokens: int = 256  # of a summary of LangChain's or a rolling one
-    reader_questions: int = 16  # for each context
+    reader_questions: int = 12  # for each context
+    reader_points: tuple[int, ...] = (5, 10)
     deadline_s: float = 2400.0  # what asks the model is not begun after that
 
 
 QUICK = Shape(
-    extracted=3, modelled=1, modelled_points=(1,), modelled_window=2048, summary_tokens=96, reader_questions=4
+    extracted=2,
+    modelled=1,
+    modelled_points=(1,),
+    modelled_window=2048,
+    summary_tokens=96,
+    reader_questions=4,
+    reader_points=(1,),
+    deadline_s=150.0,
 )
-QUICK = replace(QUICK, deadline_s=200.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +179,9 @@ async def modelled(
     both stand beside the others at the same moments."""
     async with AsyncExitStack() as stack:
         for number in range(run.shape.modelled):
+            if run.late:
+                run.reduced.append(f"{run.shape.modelled - number} conversations with the model: the time was up")
+                break
             summariser = await stack.enter_async_context(langchain(python)) if python else None
             about = dialogues if number % 2 else None
             await _modelled(run, 101 + number, about, trimmer, summariser, asked)
@@ -224,7 +234,9 @@ def read(run: Run, model: Path, threads: int | None) -> None:
     reader = Reader(model, run.tokens, threads)
     answered: dict[int, Look] = {}
     for look, sizer, context, conversation in sorted(run.contexts, key=lambda each: -each[0].compactions):
-        facts = [fact for fact in conversation.told(10**6) if any(seen.id == fact.id for seen in look.seen)]
+        if look.compactions not in run.shape.reader_points:
+            continue
+        facts = [fact for fact in conversation.facts if any(seen.id == fact.id for seen in look.seen)]
         step = max(1, len(facts) // run.shape.reader_questions)
         sample = facts[::step][: run.shape.reader_questions]
         if context.tokens > reader.longest:

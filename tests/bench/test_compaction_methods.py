@@ -88,6 +88,20 @@ async def test_ours_stays_below_its_target_and_renders_in_every_template(
         assert failures(family, conversation.system, lambda place: ours.context(conversation.turns, place)) == []
 
 
+async def test_a_small_run_ends_in_the_figures(model_dir: Path) -> None:
+    shape = facts.Shape(window=2048, reserve=128, turns=40, points=(1, 2), extracted=2, modelled=0)
+    tokens = ModelTokens.load(model_dir, name="m")
+    run = facts.Run(shape, tokens, families(TEMPLATES.glob("smol*.jinja")), 0.0)
+    await facts.extracted(run, None, None)
+    result = facts.result(run)
+    rows = {(row["method"], row["compactions"]): row for row in result["rows"]}
+    assert rows["full context", 2]["lost"] == rows["oracle", 2]["lost"] == 0
+    assert rows["drop oldest", 2]["kept_tokens"] <= rows[EXTRACTED, 2]["kept_tokens"]
+    assert rows[EXTRACTED, 2]["lost"] < rows["drop oldest", 2]["lost"]
+    assert (result["orphans"], result["template_failures"], result["contexts_rendered"]) == (0, 0, 8)
+    assert result["sources"][EXTRACTED] == {"extracted": 4}
+
+
 def test_half_a_tool_call_is_an_orphan(conversation: Conversation) -> None:
     calling = next(turn for turn in conversation.turns if any(item.type == "function_call" for item in turn.output))
     answered = next(turn for a, turn in pairwise(conversation.turns) if a is calling)
