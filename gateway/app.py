@@ -142,6 +142,7 @@ async def _wire(
     )
     policy = partial(_policy, settings)
     compactions = Compactions(compaction_room, policy=policy, at_once=settings.compactions_at_once)
+    compactions.on_ended = app.state.metrics.compaction_ended
     room = TurnRoom(
         store=store,
         fleet=fleet,

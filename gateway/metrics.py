@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from gateway.fleet.fleet import Fleet
 from gateway.sessions.registry import Registry
 from gateway.sessions.run import TurnRun
+from gateway.store.compaction_records import CompactionRecord
 
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -28,6 +29,12 @@ class Metrics:
             "From begin to end.",
             buckets=TTFT_BUCKETS,
             registry=registry,
+        )
+        self.compactions = Counter(
+            "turnkeep_compactions", "Compactions ended.", ["status", "trigger"], registry=registry
+        )
+        self.compacted_tokens = Counter(
+            "turnkeep_compaction_tokens", "Tokens that compactions removed and prefilled.", ["kind"], registry=registry
         )
         self.running = Gauge("turnkeep_turns_running", "Turns that run here.", registry=registry)
         self.replica_up = Gauge("turnkeep_replica_up", "1: answers probes.", ["replica"], registry=registry)
@@ -51,6 +58,14 @@ class Metrics:
         if run.first_piece_at is not None:
             self.ttft.observe(run.first_piece_at - run.started_at)
         self.duration.observe(time.monotonic() - run.started_at)
+
+    def compaction_ended(self, record: CompactionRecord) -> None:
+        """Count a compaction that has ended, committed or not."""
+        self.compactions.labels(record.status, record.trigger).inc()
+        report = record.report
+        if record.status == "committed":
+            self.compacted_tokens.labels("removed").inc(max(0, report["tokens_before"] - report["tokens_after"]))
+        self.compacted_tokens.labels("prefilled").inc(report.get("prefill_tokens") or 0)
 
 
 def observe(metrics: Metrics, fleet: Fleet, registry: Registry) -> None:

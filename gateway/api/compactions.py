@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 import orjson
@@ -16,7 +16,7 @@ from gateway.api.body import json_object, validated
 from gateway.api.describe import answers, body_of
 from gateway.api.schemas import Compact, CompactionList, CompactionShape, TurnShape
 from gateway.api.sessions import json_response, session_of
-from gateway.api.shapes import turn_json
+from gateway.api.shapes import compaction_json, turn_json
 from gateway.api.state import Gateway, gateway_of
 from gateway.api.streams import Awaited, EventStream, event
 from gateway.api.turns import turn_of
@@ -33,28 +33,6 @@ Caller = Annotated[Identity, Depends(needs("sessions"))]
 PIN_SHARE = 0.5  # of the window: system prompt, tools and pinned turns may take so much
 FOLLOW_S = 0.5  # how often the store is asked for news
 EVENT_OF = {"running": "started", "committed": "completed", "skipped": "skipped", "reverted": "reverted"}
-
-
-def compaction_json(record: CompactionRecord) -> dict[str, Any]:
-    view: Mapping[str, Any] = record.view or {}
-    return {
-        "id": record.id,
-        "object": "compaction",
-        "session_id": record.session_id,
-        "number": record.number,
-        "status": record.status,
-        "trigger": record.trigger,
-        "base_id": record.base_id,
-        "head_turn_id": record.head_turn_id,
-        "anchor_turn_id": record.anchor_turn_id,
-        "plan": dict(record.plan),
-        "segments": list(view.get("segments", ())),
-        "elisions": list(view.get("elisions", ())),
-        "report": dict(record.report),
-        "error": record.error,
-        "created_at": record.created_at,
-        "completed_at": record.completed_at,
-    }
 
 
 def _planned(session: SessionRecord, status: str, plan: Plan | NoPlan | None, **more: Any) -> dict[str, Any]:

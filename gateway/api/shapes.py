@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.sessions.history import TAIL
+from gateway.store.compaction_records import CompactionRecord
 from gateway.store.records import Receipt, SessionRecord, TurnRecord
 
 
@@ -75,4 +77,26 @@ def receipt_json(receipt: Receipt) -> dict[str, Any]:
         "deleted": True,
         "erased": dict(receipt.erased),
         "at": receipt.at,
+    }
+
+
+def compaction_json(record: CompactionRecord) -> dict[str, Any]:
+    view: Mapping[str, Any] = record.view or {}
+    return {
+        "id": record.id,
+        "object": "compaction",
+        "session_id": record.session_id,
+        "number": record.number,
+        "status": record.status,
+        "trigger": record.trigger,
+        "base_id": record.base_id,
+        "head_turn_id": record.head_turn_id,
+        "anchor_turn_id": record.anchor_turn_id,
+        "plan": dict(record.plan),
+        "segments": list(view.get("segments", ())),
+        "elisions": list(view.get("elisions", ())),
+        "report": dict(record.report),
+        "error": record.error,
+        "created_at": record.created_at,
+        "completed_at": record.completed_at,
     }

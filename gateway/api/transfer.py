@@ -24,6 +24,7 @@ from gateway.api.body import parse_object, read_body, validated
 from gateway.api.describe import answers
 from gateway.api.schemas import SessionCreate, SessionShape
 from gateway.api.sessions import REQUEST_MARK, session_of, session_response
+from gateway.api.shapes import compaction_json
 from gateway.api.state import Gateway, gateway_of
 from gateway.errors import BadRequest, Conflict
 from gateway.sessions.history import TAIL
@@ -47,7 +48,7 @@ IMPORT_TYPES = frozenset({LINES, "application/jsonl", "application/json"})
 HEAD_FIELDS = {"object", "format", "id", "model", "system", "tools", "title", "user_ref", "metadata", "policy"}
 HEAD_FIELDS |= {"head_turn_id", "created_at"}
 TURN_FIELDS = {"object", "id", "parent_id", "seq", "status", "model", "finish_reason", "input", "output", "usage"}
-TURN_FIELDS |= {"created_at"}
+TURN_FIELDS |= {"created_at", "pinned"}
 COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
 MAX_TURNS = 10_000
 
@@ -59,7 +60,8 @@ MAX_TURNS = 10_000
     responses=answers(200, None, media_type=LINES, errors=(404,)),
 )
 async def export(request: Request, caller: Caller, session_id: str) -> Response:
-    """First the session, then each turn with its items in OpenAI's shapes, branches included, in order of seq."""
+    """First the session, then each turn with its items in OpenAI's shapes, branches included, in order of seq; last the
+    compaction through which the head is seen, where there is one."""
     gateway = gateway_of(request)
     session = await session_of(gateway, caller, session_id)
     name = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in session_id)
@@ -73,6 +75,10 @@ async def export_lines(store: Store, session: SessionRecord) -> list[bytes]:
     while found := await store.list_turns(session.tenant_id, session.id, after=after, limit=PAGE):
         lines += [_line(_turn(record)) for record in found]
         after = found[-1].turn.seq
+    if session.head_turn_id is not None:
+        standing = await store.view_of(session.tenant_id, session.id, session.head_turn_id)
+        if standing.compaction is not None:
+            lines.append(_line(compaction_json(standing.compaction)))
     return lines
 
 
@@ -110,6 +116,7 @@ def _turn(record: TurnRecord) -> dict[str, Any]:
         "input": [dict(item.payload) for item in turn.input],
         "output": [dict(item.payload) for item in turn.output],
         "usage": dict(record.usage),
+        "pinned": record.pinned,
         "created_at": record.created_at,
     }
 
@@ -129,7 +136,7 @@ async def import_session(
         str | None, Query(pattern=r"^[A-Za-z0-9_.:@/+=-]{1,128}$", description="Another id for the new session.")
     ] = None,
 ) -> Response:
-    """Tool calls and outputs are paired anew; token ids are made at the next turn. All or nothing."""
+    """Tool calls and outputs are paired anew; token ids and summaries are made when needed. All or nothing."""
     gateway = gateway_of(request)
     limit, pause_s = gateway.settings.max_image_body_bytes, gateway.settings.body_timeout_s
     body = await read_body(request, limit, pause_s=pause_s, types=IMPORT_TYPES)
@@ -158,6 +165,7 @@ class ImportedTurn:
     output: tuple[Item, ...]
     usage: Mapping[str, Any]
     open_calls: Mapping[str, str]
+    pinned: bool = False
 
 
 def parse_lines(body: bytes) -> tuple[dict[str, Any], list[ImportedTurn]]:
@@ -173,7 +181,10 @@ def parse_lines(body: bytes) -> tuple[dict[str, Any], list[ImportedTurn]]:
         raise BadRequest(f"the file has {len(lines) - 1} turns of at most {MAX_TURNS}", code="invalid_import")
     known: dict[str, ImportedTurn] = {}
     for number, line in enumerate(lines[1:], 2):
-        turn = _parse_turn(parse_object(line), known, number, str(head.get("model")))
+        raw = parse_object(line)
+        if raw.get("object") == "compaction":
+            continue  # a file's summaries are not trusted: they are made anew when needed
+        turn = _parse_turn(raw, known, number, str(head.get("model")))
         known[turn.id] = turn
     if head.get("head_turn_id") is not None and head["head_turn_id"] not in known:
         raise BadRequest("line 1: head_turn_id names no turn of this file", code="invalid_import")
@@ -213,6 +224,7 @@ def _parse_turn(raw: Mapping[str, Any], known: Mapping[str, ImportedTurn], numbe
         output,
         _usage(usage) if isinstance(usage, dict) else {},
         calls,
+        raw.get("pinned") is True,
     )
 
 
@@ -284,3 +296,5 @@ async def _write(gateway: Gateway, session: SessionRecord, turns: list[ImportedT
                 move_head=turn.id == head,
             )
         )
+        if turn.pinned:
+            await gateway.store.pin_turn(session.tenant_id, session.id, new_id, True)

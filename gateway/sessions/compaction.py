@@ -47,13 +47,13 @@ Outcome = CompactionRecord | Idle
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Why and how far to compact. `policy` None: the session's; `parent`: the path; `incoming`: tokens that wait."""
+    """Why and how far to compact. `policy` None: the session's; `parent`: the path."""
 
     trigger: Trigger
     urgency: Urgency
     policy: Policy | None = None
     parent: str | None = HEAD
-    incoming: int = 0
+    prompt_tokens: int = 0  # of the prompt that would not fit, with what comes in new
     window: int | None = None  # as an engine's refusal showed it
 
 
@@ -64,6 +64,7 @@ class Compactions:
         self.policy = policy
         self._room = room
         self._slots = asyncio.Semaphore(at_once)
+        self.on_ended: Callable[[CompactionRecord], None] = lambda record: None
         self._running: dict[tuple[str, str], asyncio.Task[Outcome]] = {}
         self._prefills: dict[tuple[str, str], asyncio.Task[None]] = {}
 
@@ -117,7 +118,7 @@ class Compactions:
         self,
         session: SessionRecord,
         *,
-        incoming_tokens: int,
+        prompt_tokens: int,
         parent: str | None,
         truncate: bool,
         window: int | None = None,
@@ -129,7 +130,7 @@ class Compactions:
         policy = self.policy(session)
         if truncate:
             policy = replace(policy, strategy="trim")
-        wish = Wish("foreground", "hard", policy, parent, incoming_tokens, window)
+        wish = Wish("foreground", "hard", policy, parent, prompt_tokens, window)
         return await asyncio.shield(self._start(session, wish))
 
     async def _done(self, session: SessionRecord) -> Outcome | None:
@@ -172,7 +173,8 @@ class Compactions:
             return Idle("nothing to compact")
         if wish.urgency == "auto" and await self._breaker(taken):
             return Idle("the last compactions brought nothing; the next comes when the conversation has grown")
-        plan = await asyncio.to_thread(taken.plan, wish.urgency, incoming_tokens=wish.incoming)
+        incoming = max(0, wish.prompt_tokens - taken.prompt_tokens)
+        plan = await asyncio.to_thread(taken.plan, wish.urgency, incoming_tokens=incoming)
         if isinstance(plan, NoPlan):
             await self._note(taken, wish.trigger, plan)
             return Idle(plan.reason, plan)
@@ -182,8 +184,11 @@ class Compactions:
             return Idle("another compaction of this session is running, or what it shows has changed")
         if began is None:
             return Idle("the session is gone")
-        ended = await CompactionRun(self._room, taken, began, plan, incoming=wish.incoming).to_end()
-        return ended if ended is not None else Idle("the session is gone")
+        ended = await CompactionRun(self._room, taken, began, plan, incoming=incoming).to_end()
+        if ended is None:
+            return Idle("the session is gone")
+        self.on_ended(ended)
+        return ended
 
     async def _taken(
         self, session: SessionRecord, policy: Policy, parent: str | None, window: int | None = None

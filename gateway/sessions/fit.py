@@ -101,7 +101,7 @@ async def _room_made(
         return Idle("the session's policy forbids it")
     made = await room.compactions.make_room(
         session,
-        incoming_tokens=max(0, prompt_tokens - history.used_tokens),
+        prompt_tokens=prompt_tokens,
         parent=history.head.turn_id,
         truncate=policy.on_overflow == "truncate",
         window=window,

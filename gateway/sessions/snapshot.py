@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from compression.budget import Policy, answer_reserve, least_answer
 from compression.conversation import Turn
 from compression.plan import NoPlan, Plan, Urgency, plan
+from gateway.errors import BadRequest
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.placement import Placement, choose
 from gateway.sessions.command import Ask
 from gateway.sessions.history import History, load
+from gateway.sessions.items import messages_from_items
 from gateway.sessions.models import Models
+from gateway.sessions.prompt import aside, system_message
 from gateway.sessions.sizing import Sizes, around, counter, sizes
 from gateway.sessions.tokens import ModelTokens
 from gateway.store.records import HEAD, SessionRecord
@@ -30,6 +33,7 @@ class Snapshot:
     model: ModelTokens | None
     window: int
     reserve_tokens: int
+    prompt_tokens: int  # of the path as it is shown now
     sizes: Sizes
 
     @property
@@ -40,10 +44,6 @@ class Snapshot:
     def head_id(self) -> str:
         assert self.history.head.turn_id is not None
         return self.history.head.turn_id
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.history.used_tokens
 
     def ask(self) -> Ask:
         """The session as its turns ask it, with nothing new."""
@@ -95,14 +95,14 @@ async def take(
         return None
     records = await store.path(session.tenant_id, session.id, history.head.turn_id)
     turns = tuple(record.turn for record in records)
-    model = models.tokens(session.model) if history.head.tokens is not None else None
+    model, prompt_tokens = await _counted(session, history, policy, models.tokens(session.model))
     asked = session.policy.get("max_output_tokens")
     measured = await asyncio.to_thread(
         sizes,
         turns,
         history.view,
         history.standing.pinned,
-        prompt_tokens=history.used_tokens,
+        prompt_tokens=prompt_tokens,
         count=counter(model),
         around=around(model),
         strip_reasoning=policy.reasoning == "strip",
@@ -115,5 +115,22 @@ async def take(
         model,
         window,
         answer_reserve(window, asked, default_max_tokens),
+        prompt_tokens or measured.overhead_tokens + sum(turn.tokens for turn in measured.turns),
         measured,
     )
+
+
+async def _counted(
+    session: SessionRecord, history: History, policy: Policy, model: ModelTokens | None
+) -> tuple[ModelTokens | None, int]:
+    """What counts the path, and its tokens: as the engine read it, else as the model's template renders it, else as
+    the engine told (0: it never read it)."""
+    if history.head.tokens is not None or model is None:
+        return (model if history.head.tokens is not None else None), history.used_tokens
+    folded = await history.head.load_items(model.placement, policy.reasoning)
+    messages = system_message(session.system, folded) + messages_from_items(folded.items)
+    tools = tuple(dict(tool) for tool in session.tools)
+    try:
+        return model, await aside(lambda: model.count_messages(messages, tools=tools), messages)
+    except BadRequest:  # images, or roles that its template does not take: chat messages, estimated
+        return None, history.used_tokens

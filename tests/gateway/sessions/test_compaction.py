@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from compression.segments import HEADING
@@ -367,3 +368,25 @@ async def test_an_engine_with_less_room_than_it_says_is_asked_once_more_with_les
         assert refused.status_code == 400
         assert refused.json()["error"]["code"] == "context_length_exceeded"
         assert len(await live.turns(session)) == 14
+
+
+async def test_an_imported_conversation_over_the_window_is_compacted_before_its_first_turn(live: Live) -> None:
+    session = await live.session(policy={"mode": "manual", "strategy": "extract"})
+    await talk(live, session, 8)
+    await live.client.put(f"/v1/sessions/{session}/turns/3/pin")
+    await live.client.post(f"/v1/sessions/{session}/compact")
+    lines = (await live.client.get(f"/v1/sessions/{session}/export")).content
+    assert orjson.loads(lines.splitlines()[-1])["object"] == "compaction"
+    headers = {"content-type": "application/x-ndjson"}
+    stripped = b"\n".join(  # as another program would have written it: nobody has counted its tokens
+        orjson.dumps({**orjson.loads(line), "usage": {}}) if b'"turn"' in line[:16] else line
+        for line in lines.splitlines()
+    )
+    made = await live.client.post("/v1/sessions/import?id=copy", content=stripped, headers=headers)
+    assert made.status_code == 201, made.text
+    shown = await context(live, "copy")
+    assert (shown["segments"], shown["pinned"]) == ([], [3])
+    turn = (await live.turn("copy", words(9, 2800))).json()
+    assert turn["status"] == "completed", turn
+    assert turn["metadata"]["compaction"]["tokens_after"] < turn["metadata"]["compaction"]["tokens_before"]
+    assert words(3) in said(await context(live, "copy"))
