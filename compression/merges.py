@@ -21,13 +21,15 @@ class Merge:
     budget_tokens: int
 
 
-def merged(ground: Ground, segments: tuple[Segment, ...]) -> tuple[tuple[Merge, ...], tuple[Segment, ...]]:
+def merged(
+    ground: Ground, segments: tuple[Segment, ...], allowed: int
+) -> tuple[tuple[Merge, ...], tuple[Segment, ...]]:
     """While segments take more than their share, neighbours are merged: by what is too much, and at most to half.
 
     Those go first that have most tokens for each turn they stand for: no part of the past fades before the rest.
     """
     merges: list[Merge] = []
-    limit = int(MERGE_SHARE * share(ground.policy.target_ratio, ground.window))
+    limit = _limit(ground, allowed)
     while (excess := _tokens(ground, segments) - limit) > 0:
         pair = max(_neighbours(ground, segments), key=_density, default=())
         tokens = sum(segment.tokens for segment in pair)
@@ -42,6 +44,14 @@ def merged(ground: Ground, segments: tuple[Segment, ...]) -> tuple[tuple[Merge, 
         at = segments.index(pair[0])
         segments = (*segments[:at], one, *(segment for segment in segments[at:] if segment not in pair))
     return tuple(merges), segments
+
+
+def _limit(ground: Ground, allowed: int) -> int:
+    """Tokens that segments may take: their share of the target; half of it where little room is left beside what is
+    kept, as a prompt that is full again at once would be compacted again at once."""
+    most = int(MERGE_SHARE * share(ground.policy.target_ratio, ground.window))
+    room = allowed - ground.overhead - sum(ground.size[id] for id in ground.kept)
+    return max(most // 2, min(most, room // 2))
 
 
 def _tokens(ground: Ground, segments: Sequence[Segment]) -> int:

@@ -133,15 +133,15 @@ def _attempts(ground: Ground, allowed: int, urgency: Urgency) -> Iterator[list[P
     Of the first, elision and replacement are weighed against each other, but where all is asked for."""
     asked = urgency == "asked"
     goal = 0 if asked else min(allowed, share(ground.policy.target_ratio, ground.window))
-    gentle = _draft(ground, goal, merge_alone=not asked)
-    elided = None if asked else _draft(ground, goal, replacing=False)
+    gentle = _draft(ground, goal, allowed, merge_alone=not asked)
+    elided = None if asked else _draft(ground, goal, allowed, replacing=False)
     yield _distinct(elided, gentle)
-    harsher = _draft(ground, goal, merge_alone=not asked, kept_down_to=allowed)
+    harsher = _draft(ground, goal, allowed, merge_alone=not asked, cut_kept=True)
     if harsher != gentle:
         yield _distinct(harsher)
     if urgency == "hard" and ground.policy.strategy not in ("trim", "off"):
         trimming = replace(ground, policy=replace(ground.policy, strategy="trim"))
-        yield _distinct(_draft(trimming, goal, merge_alone=True, kept_down_to=allowed))
+        yield _distinct(_draft(trimming, goal, allowed, merge_alone=True, cut_kept=True))
 
 
 def _distinct(*drafts: Plan | None) -> list[Plan]:
@@ -159,18 +159,19 @@ _WAYS: dict[Strategy, Replacing] = {
 def _draft(
     ground: Ground,
     goal: int,
+    allowed: int,
     *,
     replacing: bool = True,
     merge_alone: bool = False,
-    kept_down_to: int | None = None,
+    cut_kept: bool = False,
 ) -> Plan | None:
     """As few of the oldest units as bring the prompt to the goal; cuts only where that is not enough."""
     ranges = ranges_down_to(ground, goal) if replacing else ()
     merges: tuple[Merge, ...] = ()
     segments = with_new(ground, ranges)
     if ranges or merge_alone:
-        merges, segments = merged(ground, segments)
-    cuts, sizes = cuts_down_to(ground, segments, goal, kept_down_to=kept_down_to)
+        merges, segments = merged(ground, segments, allowed)
+    cuts, sizes = cuts_down_to(ground, segments, goal, kept_down_to=allowed if cut_kept else None)
     if not (ranges or merges or cuts):
         return None
     way: Literal["elide"] | Replacing = _WAYS[ground.policy.strategy] if ranges or merges else "elide"
