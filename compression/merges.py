@@ -47,11 +47,11 @@ def merged(
 
 
 def _limit(ground: Ground, allowed: int) -> int:
-    """Tokens that segments may take: their share of the target; half of it where little room is left beside what is
-    kept, as a prompt that is full again at once would be compacted again at once."""
-    most = int(MERGE_SHARE * share(ground.policy.target_ratio, ground.window))
+    """Tokens that segments may take: their share of the target; down to half of it where little room is left beside
+    what is kept, as a prompt that is full again at once would be compacted again at once."""
+    most = MERGE_SHARE * share(ground.policy.target_ratio, ground.window)
     room = allowed - ground.overhead - sum(ground.size[id] for id in ground.kept)
-    return max(most // 2, min(most, room // 2))
+    return int(max(most / 2, min(most, MERGE_SHARE * room)))
 
 
 def _tokens(ground: Ground, segments: Sequence[Segment]) -> int:

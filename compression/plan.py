@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from compression.budget import Policy, Strategy, least_gain, share
+from compression.budget import Policy, Strategy, least_answer, least_gain, share
 from compression.cost import Option, cheapest, expected_turns, price
 from compression.cuts import PlannedCut, cuts_down_to
 from compression.ground import FRAME_TOKENS, Ground, SizedPart, SizedTurn
@@ -124,8 +124,10 @@ def plan(
 
 
 def _allowed(window: int, reserve: int, policy: Policy, urgency: Urgency) -> int:
-    """What the prompt may have: up to the trigger, or, where it must fit, up to the window."""
-    return max(0, (window if urgency == "hard" else share(policy.trigger_ratio, window)) - reserve)
+    """What the prompt may have: up to the trigger, or, where it must fit, all but the least that an answer needs."""
+    if urgency == "hard":
+        return max(0, window - least_answer(window, reserve))
+    return max(0, share(policy.trigger_ratio, window) - reserve)
 
 
 def _attempts(ground: Ground, allowed: int, urgency: Urgency) -> Iterator[list[Plan]]:

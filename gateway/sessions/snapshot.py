@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from compression.budget import Policy, answer_reserve, least_answer
+from compression.budget import Policy, answer_reserve
 from compression.conversation import Turn
 from compression.plan import NoPlan, Plan, Urgency, plan
 from gateway.errors import BadRequest
@@ -56,7 +56,7 @@ class Snapshot:
             self.sizes.turns,
             self.history.view.segments,
             window=self.window,
-            reserve_tokens=least_answer(self.window, self.reserve_tokens) if urgency == "hard" else self.reserve_tokens,
+            reserve_tokens=self.reserve_tokens,
             overhead_tokens=self.sizes.overhead_tokens + incoming_tokens,
             policy=policy or self.policy,
             urgency=urgency,

@@ -37,8 +37,9 @@ def check(talk: Talk, made: Plan | NoPlan, urgency: Urgency, policy: Policy | No
 
 
 def allowed_tokens(talk: Talk, urgency: Urgency, policy: Policy) -> int:
-    share = 1.0 if urgency == "hard" else min(1.0, max(0.0, policy.trigger_ratio))
-    return max(0, int(share * talk.window) - talk.reserve)
+    if urgency == "hard":
+        return talk.window - min(talk.reserve, talk.window // 16)
+    return max(0, int(min(1.0, max(0.0, policy.trigger_ratio)) * talk.window) - talk.reserve)
 
 
 def check_shown(talk: Talk, view: View) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from compression.budget import Policy
@@ -24,6 +25,7 @@ def weight(word: str) -> int:
     return int(word[1:].split("#")[0]) if word.startswith("~") else 1
 
 
+@cache
 def count(value: str) -> int:
     return sum(map(weight, value.split()))
 
