@@ -2,7 +2,8 @@
 
 It answers token n with `(first id of the prompt + n) % VOCAB`, one token a step, and keeps session paths with marks.
 Ids that steer it, as the prompt's first: DIE ends the process in the first step, BREAK makes the loop raise, FAIL gives
-the request an error in its first step. `options["step_s"]` is the length of a step.
+the request an error in its first step, PRIORITY is answered with the priority.
+`options["step_s"]` is the length of a step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from engines.local.checks import u32, u32_bytes
 from engines.local.process import Loaded, run
 
 VOCAB, WINDOW = 1000, 4096
-DIE, BREAK, FAIL = 901, 902, 903
+DIE, BREAK, FAIL, PRIORITY = 901, 902, 903, 904
 
 
 @dataclass
@@ -129,7 +130,7 @@ class StandinCore:
             del self._running[request.request_id]
             output.error = "told to fail"
             return output
-        token = (first + len(request.made)) % VOCAB
+        token = request.priority if first == PRIORITY else (first + len(request.made)) % VOCAB
         request.made.append(token)
         output.ids, output.text = [token], f" {token}"
         if request.sampling.logprobs is not None:

@@ -16,7 +16,7 @@ from engines.contract import EMPTY_DIGEST, Base, Grammar, chain_digest
 from engines.local.checks import u32_bytes
 from engines.local.wire import CONTENT_TYPE
 from tests.engines.running import STANDIN, RunningEngine, events, running_engine
-from tests.engines.standin_core import FAIL, VOCAB, WINDOW
+from tests.engines.standin_core import FAIL, PRIORITY, VOCAB, WINDOW
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,14 @@ def test_an_answer_streams_from_started_to_last(engine: RunningEngine) -> None:
     assert [delta.get("finish") for delta in deltas] == [None, None, None, "length"]
     assert deltas[-1]["usage"] == {"prompt_tokens": 3, "cached_tokens": 0, "output_tokens": 4}
     assert deltas[-1]["stop"] is None
+
+
+def test_priority_reaches_the_core_by_both_doors(engine: RunningEngine) -> None:
+    _, got = engine.generate([PRIORITY], priority=7, max_tokens=1)
+    assert got[-1]["ids"] == [7]
+    fields = {"model": "standin", "prompt": [PRIORITY], "max_tokens": 1, "priority": 9, "return_token_ids": True}
+    whole = engine.client.post("/v1/completions", json=fields).json()
+    assert whole["choices"][0]["token_ids"] == [9]
 
 
 def test_a_turn_sends_only_its_delta_and_an_unknown_base_asks_for_the_whole(engine: RunningEngine) -> None:
