@@ -26,6 +26,7 @@ Count = Callable[[str], int]
 ROUNDS = 5  # of choosing against the real count
 CALIBRATION = 60  # clauses: so few are counted one by one, of more the first are counted to scale an estimate
 FULL = 0.95  # of the budget used is full enough
+FLOOR = 0.12  # worth for each token; what tells less is left out though it would fit
 LABEL_COST = 3.0  # tokens of "User: " and the line end
 POOL = 8.0  # times the budget: what is looked at closely
 
@@ -49,10 +50,13 @@ def extract(turns: Sequence[Turn], *, budget_tokens: int, count: Count) -> Extra
 
 def merge(texts: Sequence[str], *, budget_tokens: int, count: Count) -> str:
     """One summary of several, oldest first: no sentence twice, newest values, at most `budget_tokens` tokens."""
-    return choose(statements_in(texts), budget_tokens=budget_tokens, count=count)
+    return choose(statements_in(texts), budget_tokens=budget_tokens, count=count, grouped=True)
 
 
 _LINE = re.compile(r"^(User|Assistant|System|Reasoning|Tool(?: [\w.\-]{1,60})?|Call(?: [\w.\-]{1,60})?): (.*)$")
+
+
+_FIELD = re.compile(r"^[\w.\-]{1,60}: ")
 
 
 def statements_in(texts: Sequence[str]) -> list[Statement]:
@@ -70,46 +74,54 @@ def statements_in(texts: Sequence[str]) -> list[Statement]:
                 role: Role = speaker.partition(" ")[0].lower()  # type: ignore[assignment]
                 for piece in rest.split("; "):
                     if piece.strip():
-                        add(
-                            piece.strip(),
-                            role,
-                            speaker,
-                            number,
-                            "question" if piece.rstrip().endswith("?") else "statement",
-                        )
+                        add(piece.strip(), role, speaker, number, _kind(piece, role))
             else:
                 for clause in clauses_of(line):
                     add(clause.text, "summary", "", number, clause.kind)
     return found
 
 
-def choose(statements: Sequence[Statement], *, budget_tokens: int, count: Count, covered: str = "") -> str:
-    """The statements worth most under the budget, rendered. What stands in `covered` is worth nothing again."""
+def _kind(piece: str, role: Role) -> ClauseKind:
+    if role in ("tool", "call") and _FIELD.match(piece):
+        return "field"
+    return "question" if piece.rstrip().endswith(("?", "？")) else "statement"
+
+
+def choose(
+    statements: Sequence[Statement],
+    *,
+    budget_tokens: int,
+    count: Count,
+    covered: str = "",
+    grouped: bool = False,
+) -> str:
+    """The statements worth most under the budget, rendered. What stands in `covered` is worth nothing again; `grouped`
+    brings together what each speaker said, in the order of their first, which saves naming them again and again."""
     if budget_tokens <= 0 or not statements:
         return ""
     pool = options(statements, superseded(statements))
     known = _known(covered, pool)
     if len(pool) <= CALIBRATION:
-        pool = [replace(option, cost=count(option.text) + 1.0) for option in pool]
+        pool = [replace(option, price=count(option.text) + 1.0) for option in pool]
         allowed = float(budget_tokens)
     else:
         sample = pool[:CALIBRATION]
-        scale = count("\n".join(option.text for option in sample)) / sum(option.cost for option in sample)
+        scale = count("\n".join(option.text for option in sample)) / sum(option.price for option in sample)
         allowed = budget_tokens / max(0.02, scale)
     best, best_worth = "", 0.0
     for _ in range(ROUNDS):
-        tried, worth = _greedy(pool, allowed, known)
-        text = render(tried)
+        tried, worth = _greedy(pool, allowed, known, grouped)
+        text = render(tried, grouped)
         real = count(text)
         if real <= budget_tokens and worth > best_worth:
             best, best_worth = text, worth
         if real > budget_tokens:
-            allowed = min(0.97 * allowed, _cost(tried) * budget_tokens / real)
+            allowed = min(0.97 * allowed, _cost(tried, grouped) * budget_tokens / real)
         elif real < FULL * budget_tokens and len(tried) < len(statements):
-            allowed = max(1.2 * allowed, min(2 * allowed, _cost(tried) * budget_tokens / max(1, real)))
+            allowed = max(1.2 * allowed, min(2 * allowed, _cost(tried, grouped) * budget_tokens / max(1, real)))
         else:
             break
-    return best or _shrink(_greedy(pool, allowed, known)[0], budget_tokens, count)
+    return best or _shrink(_greedy(pool, allowed, known, grouped)[0], budget_tokens, count, grouped)
 
 
 def _known(covered: str, pool: Sequence[Option]) -> set[str]:
@@ -121,7 +133,7 @@ def _known(covered: str, pool: Sequence[Option]) -> set[str]:
     return known
 
 
-def _greedy(pool: Sequence[Option], budget: float, known: set[str]) -> tuple[list[Option], float]:
+def _greedy(pool: Sequence[Option], budget: float, known: set[str], grouped: bool) -> tuple[list[Option], float]:
     """Lazy greedy over worth for each token: what a choice has told lowers the others, so they are weighed again."""
     ranked = sorted(pool, key=lambda option: (-option.worth / option.cost, option.statement.index))
     looked, total = [], 0.0
@@ -129,7 +141,7 @@ def _greedy(pool: Sequence[Option], budget: float, known: set[str]) -> tuple[lis
         if total > POOL * budget + 200:
             break
         looked.append(option)
-        total += option.cost
+        total += option.price
     heap = [(-option.worth / option.cost, number) for number, option in enumerate(looked)]
     heapq.heapify(heap)
     told = set(known)
@@ -143,32 +155,43 @@ def _greedy(pool: Sequence[Option], budget: float, known: set[str]) -> tuple[lis
         if before is not None and len(before.text) >= len(option.text):
             continue
         gain = option.gain(told)
-        label = (option.statement.turn, option.statement.speaker)
-        cost = option.cost - (before.cost if before else 0.0) + (0.0 if label in labels else LABEL_COST)
+        label = _label(option, grouped)
+        named = 0.0 if label in labels else LABEL_COST
+        cost = option.cost - (before.cost if before else 0.0) + named
+        price = option.price - (before.price if before else 0.0) + named
         now = -gain / max(cost, 0.5)
         if heap and now > heap[0][0] + 1e-12 and now > rank + 1e-12:
             heapq.heappush(heap, (now, number))
             continue
-        if gain <= 0.05:
-            continue
-        if spent + cost > budget:
+        if gain < FLOOR * max(cost, 0.5):
+            break
+        if spent + price > budget:
             misses += 1
             continue
         chosen[option.statement.index] = option
         labels.add(label)
         told.update(key for key, _ in option.units)
-        spent += cost
+        spent += price
         worth += gain
     return [chosen[index] for index in sorted(chosen)], worth
 
 
-def _cost(chosen: Sequence[Option]) -> float:
-    labels = {(option.statement.turn, option.statement.speaker) for option in chosen}
-    return sum(option.cost for option in chosen) + LABEL_COST * len(labels)
+def _label(option: Option, grouped: bool) -> tuple[int, str]:
+    return (0 if grouped else option.statement.turn), option.statement.speaker
 
 
-def render(chosen: Sequence[Option]) -> str:
+def _cost(chosen: Sequence[Option], grouped: bool) -> float:
+    labels = {_label(option, grouped) for option in chosen}
+    return sum(option.price for option in chosen) + LABEL_COST * len(labels)
+
+
+def render(chosen: Sequence[Option], grouped: bool = False) -> str:
     """One line for each change of speaker, statements joined by "; "."""
+    if grouped:
+        first: dict[str, int] = {}
+        for option in chosen:
+            first.setdefault(option.statement.speaker, len(first))
+        chosen = sorted(chosen, key=lambda option: (first[option.statement.speaker], option.statement.index))
     lines: list[str] = []
     speaker: str | None = None
     for option in chosen:
@@ -183,12 +206,12 @@ def render(chosen: Sequence[Option]) -> str:
     return "\n".join(lines)
 
 
-def _shrink(chosen: Sequence[Option], budget_tokens: int, count: Count) -> str:
+def _shrink(chosen: Sequence[Option], budget_tokens: int, count: Count, grouped: bool) -> str:
     """The last resort where the estimate would not meet the real count: halve until it fits."""
     kept = sorted(chosen, key=lambda option: -option.worth / option.cost)
     while kept:
         kept = kept[: len(kept) // 2]
-        text = render(sorted(kept, key=lambda option: option.statement.index))
+        text = render(sorted(kept, key=lambda option: option.statement.index), grouped)
         if kept and count(text) <= budget_tokens:
             return text
     return ""

@@ -45,7 +45,8 @@ _URL = re.compile(
 )
 _EMAIL = re.compile(r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9\-]+(?:\.[A-Za-z0-9\-]+)+")
 _ENDINGS = (
-    "py|js|ts|tsx|jsx|json|ya?ml|toml|md|txt|csv|log|sql|sh|cfg|conf|ini|env|html?|css|java|go|rs|c|h|cpp|rb|php|pdf|docx?|"
+    "py|js|ts|tsx|jsx|json|ya?ml|toml|md|txt|csv|log|sql|sh|cfg|conf|ini|env|html?|css|java|go|rs|c|h|cpp|rb|"
+    "php|pdf|docx?|"
     "xlsx?|pptx?|png|jpe?g|gif|svg|zip|gz|tar|lock|xml|ipynb|parquet|db|sqlite|pem|key|bak|mp3|mp4|wav"
 )
 _PATH = re.compile(
@@ -69,6 +70,7 @@ _IDENTIFIER = re.compile(
     + _L + r"(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}" + _R + "|"  # MAC address
     r"(?<![\w-])--?[a-z][a-z0-9]+(?:-[a-z0-9]+)+(?![\w-])|(?<![\w-])--[a-z][a-z0-9]+(?![\w-])|"  # option
     + _L + r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::|->)[A-Za-z_][A-Za-z0-9_]*)+\(\)?|"  # call of a member
+    + _L + r"(?=[A-Za-z0-9.]*_)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)+" + _R + "|"  # dotted
     + _L + r"[A-Za-z_][A-Za-z0-9_]*\(\)|"  # call
     + _L + r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+" + _R + "|"  # snake_case, ENV_NAME
     + _L + r"[a-z]+(?:[A-Z][a-z0-9]+)+" + _R + "|"  # camelCase
@@ -82,7 +84,8 @@ _IDENTIFIER = re.compile(
 )  # fmt: skip
 _MAYBE_IDENTIFIER = re.compile(r"\d|_|[a-z][A-Z]|--|-[a-z]|\(\)|::|->|[a-z]\.[a-z]|\w\(")
 _NOT_CODE = re.compile(
-    r"^(?:\d+(?:st|nd|rd|th|s|x|k|m|er|ème|e|h|am|pm|min|ms|kg|km|cm|mm|g|ml|l|gb|mb|kb|tb|%|d|w|px|mhz|ghz|hz|v|kw|kwh|"
+    r"^(?:\d+(?:st|nd|rd|th|s|x|k|m|er|ème|e|h|am|pm|min|ms|kg|km|cm|mm|g|ml|l|gb|mb|kb|tb|%|d|w|px|mhz|ghz|hz|"
+    r"v|kw|kwh|"
     r"ft|in|oz|lb|lbs|mg|bn|usd|eur|gbp|mah|°c)|\d+-(?:[a-z]{2,}-?)+|(?-i:[a-z]{2,}-\d{1,2})|\d+h\d+)$",
     re.IGNORECASE,
 )

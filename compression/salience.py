@@ -13,33 +13,39 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from compression.change import Changes, changes
-from compression.guard import KIND_WEIGHT
+from compression.guard import KIND_WEIGHT, FactKind
 from compression.statements import Role, Statement
 from compression.words import ALL_FUNCTION_WORDS, Term, Vocabulary, normalise
 
-WORD = 0.5  # worth of a rare word in a user's statement; facts count as in the guard's table
-FACT = 1.0
-FACT_TONE = 0.5  # a fact counts at least so, however it is said
+WORD = 0.7  # worth of a rare word in a user's statement; facts count as in the guard's table
+FACT = 0.9
+FACT_TONE = 0.55  # a fact counts at least so, however it is said
 QUESTION, COMMENT, PASSING, OWN, STANCE, NEGATION = 0.3, 0.35, 0.55, 1.4, 1.2, 1.2
-COMMITTED, ADVICE = 3.0, 0.5
-# Weights were set by how many planted facts survive in conversations of several kinds (docs/log.md).
-POINT = 6.0  # worth of a user's statement as such: one proposition, however long
-ENOUGH = 2.9  # words and facts that make a whole proposition; fewer are worth less
-WORD = 0.4  # worth of a rare word in it
+COMMITTED, ADVICE = (
+    6.0,
+    0.5,
+)  # Weights were set by how many planted facts survive in conversations of several kinds (docs/log.md).
+POINT = 12.0  # worth of a user's statement as such: one proposition, however long
+ENOUGH = 4.0  # words and facts that make a whole proposition; fewer are worth less
+WORD = 0.7  # worth of a rare word in it
 FACT = 0.9  # times the guard's weight: worth of a fact in it
-FACT_TONE = 0.65  # a fact counts at least so, however it is said
-IDENTIFYING = 6.0  # times, for an identifier that a user names or an assistant gives out: it cannot be guessed
-IDENTIFYING_ELSEWHERE = 2.0
-QUESTION, CODE, HEADING = 0.3, 0.4, 0.8  # tone of a clause by its kind; a plain statement has 1.0
-OWN, STANCE, NEGATION, CHANGING = 2.2, 1.1, 1.4, 2.0  # times: on oneself; a preference or decision; "not"; a change
-COMMENT, PASSING = 0.6, 0.5  # times: on what was just said; a wish that its answer settles
+WIDE = 0.65  # times, for a pair of Chinese, Japanese or Korean characters
+FACT_TONE = 0.55  # a fact counts at least so, however it is said
+IDENTIFYING = 3.5  # worth of each token of an identifier that is named in prose: it is dear, and cannot be guessed
+IDENTIFYING_ELSEWHERE = 0.8  # of one in code, in a tool's prose, in reasoning
+RETURNED = 2.0  # of one that is a field of a tool's output
+LONGEST = 80  # characters of one that are paid for
+QUESTION, CODE, HEADING = 0.34, 0.4, 0.8  # tone of a clause by its kind; a plain statement has 1.0
+OWN, STANCE, NEGATION, CHANGING = 1.35, 1.1, 1.6, 1.6  # times: on oneself; a preference or decision; "not"; a change
+FLEETING = 0.4  # times: says little outside its moment
+COMMENT, PASSING = 0.5, 0.6  # times: on what was just said; a wish that its answer settles
 PASTED = 0.4  # times, in text that is quoted at length and not about oneself
 COMMITTED, ADVICE = 6.0, 0.5  # times, for an assistant: what it did; what one might do
 WORD_OF_ROLE: dict[Role, float] = {
     "user": 1.0,
     "summary": 1.0,
     "system": 0.7,
-    "tool": 0.9,
+    "tool": 0.85,
     "call": 0.25,
     "assistant": 0.13,
     "reasoning": 0.03,
@@ -113,8 +119,19 @@ _COMMENT = re.compile(
     r"i (?:like|love|appreciate|agree|see|understand|get) (?:the idea|that|your|how|it|this|those|these|with)\b|"
     r"good |great |can't wait)",
 )
+_FLEETING = re.compile(  # of this hour, or about "it" that only the turn before explained
+    r"\b(?:today|yesterday|tonight|this (?:morning|afternoon|evening)|right now|at the moment|just now|"
+    r"again and again|typo\w*|"
+    r"while i (?:type|typed|write|wrote|talk)|sorry|thanks|thank|heute|gestern|gerade|aujourd'hui|hier|hoy|ayer)\b|"
+    r"\b(?:about|of|with|for|on|over|like|read|told me|tried|found|heard) (?:it|this|that|them|these|"
+    r"those)\b(?! \w+ (?:is|was|are))|"
+    r"^(?:somebody|someone|some people|everyone|everybody|people|they)\b|\b(?:told|recommended|said) (?:me|"
+    r"us)? ?(?:this|that|it|the opposite)\b|"
+    r"今天|昨天|刚才|今日|昨日|さっき"
+)
 _NOISE = re.compile(
-    r"(?:^|[ .,])(?:\w*_ms|node|trace\w*|request_id|etag|cursor|next_page|page|limit|offset|took|elapsed|cached|"
+    r"(?:^|[ .,])(?:\w*_ms|node|trace\w*|request_id|etag|cursor|request|\w+_at|next_page|page|limit|offset|took|"
+    r"elapsed|cached|"
     r"hash|checksum|"
     r"created_at|updated_at|timestamp|success|ok|href|self|_\w+|version): ",
 )
@@ -139,7 +156,8 @@ class Option:
     units: tuple[tuple[str, float], ...]  # what it tells, each with its worth
     point: float  # its worth as a proposition, in full where all of `units` is new
     worth: float  # of all of it
-    cost: float  # tokens, estimated
+    cost: float  # tokens, estimated, a thought costing about the same in every script: what worth is held against
+    price: float  # tokens, as near to the real count as is known: what the budget pays
 
     def gain(self, told: set[str]) -> float:
         """What it adds to what has been told."""
@@ -175,13 +193,14 @@ def _option(
 ) -> Option:
     role = max(WORD_OF_ROLE[statement.role], CHOSEN) if statement.chosen else WORD_OF_ROLE[statement.role]
     point = POINT * role * tone * min(1.0, _substance(statement, text, terms) / ENOUGH)
-    return Option(statement, text, units, point, point + sum(worth for _, worth in units), cost_of(text))
+    cost = cost_of(text)
+    return Option(statement, text, units, point, point + sum(worth for _, worth in units), cost, cost)
 
 
 def _substance(statement: Statement, text: str, terms: Sequence[Term]) -> float:
     """How many words and facts a proposition is about."""
     facts = sum(value in text for _, value in statement.facts)
-    return sum(0.5 if term.wide else 1.0 for term in terms if not term.chat) + 0.5 * facts
+    return sum(WIDE if term.wide else 1.0 for term in terms if not term.chat) + 0.5 * facts
 
 
 def _rarity(statements: Sequence[Statement]) -> dict[str, float]:
@@ -216,6 +235,8 @@ def tone_of(statement: Statement) -> float:
         tone *= PASSING
     elif _FIRST_PERSON.search(text):
         tone *= OWN
+    if _FLEETING.search(text):
+        tone *= FLEETING
     if _STANCE.search(text):
         tone *= STANCE
     if _NEGATION.search(text):
@@ -238,16 +259,30 @@ def _units(
             continue
         seen.add(key)
         weight = FACT * KIND_WEIGHT[kind] * per_fact * max(tone, FACT_TONE)
-        if kind in _IDENTIFYING and statement.kind != "code":
-            weight *= (
-                IDENTIFYING if statement.role in ("user", "summary") or tone >= COMMITTED else IDENTIFYING_ELSEWHERE
-            )
+        if kind in _IDENTIFYING and statement.kind != "code" and not _is_noise(statement):
+            weight = max(weight, _price(statement, kind, value) * cost_of(value[:LONGEST]))
         yield key, 0.2 * weight if value in dead else weight
     for term in terms:
         if term.stem not in seen:
             seen.add(term.stem)
-            size = (0.25 if term.chat else 1.0) * (0.5 if term.wide else 1.0)
+            size = (0.25 if term.chat else 1.0) * (WIDE if term.wide else 1.0)
             yield term.stem, WORD * per_word * tone * size * (0.25 + 0.75 * rarity.get(term.stem, 1.0))
+
+
+def _is_noise(statement: Statement) -> bool:
+    return statement.kind == "field" and _NOISE.search(statement.text) is not None
+
+
+def _price(statement: Statement, kind: FactKind, value: str) -> float:
+    if statement.role in ("user", "summary") or (statement.role == "assistant" and _is_given(kind, value)):
+        return IDENTIFYING
+    return RETURNED if statement.kind == "field" and statement.role == "tool" else IDENTIFYING_ELSEWHERE
+
+
+def _is_given(kind: FactKind, value: str) -> bool:
+    """Whether an assistant names something that exists elsewhere (an order, a link), not a name in code it "
+    "explains."""
+    return kind != "identifier" or any(map(str.isdigit, value))
 
 
 def shorter(statement: Statement) -> Iterable[str]:
@@ -255,15 +290,15 @@ def shorter(statement: Statement) -> Iterable[str]:
     something is looked up with the words before it."""
     if part := core(statement):
         yield part
-    if statement.kind == "field" and ", " in statement.text:
-        yield from statement.text.split(", ")
+    if statement.kind == "field":
         return
     for kind, value in statement.facts:
         if kind in _IDENTIFYING and (at := statement.text.find(value)) > 0:
-            before = statement.text[:at].split()[-TAG_WORDS:]
+            begin = statement.text.rfind(" ", 0, at) + 1
+            before = statement.text[:begin].split()[-TAG_WORDS:]
             while before and before[0].casefold() in ALL_FUNCTION_WORDS:
                 before = before[1:]
-            if len(tag := " ".join((*before, value))) < 0.7 * len(statement.text):
+            if len(tag := " ".join((*before, statement.text[begin : at + len(value)]))) < 0.7 * len(statement.text):
                 yield tag
 
 
@@ -296,4 +331,4 @@ def cost_of(text: str) -> float:
     """Tokens of a text and of what joins it to its neighbour, roughly: scaled to the real count afterwards."""
     odd = len(_ODD.findall(text))
     wide = 0 if text.isascii() else sum(1 for char in text if char > "\u2e7f")
-    return 1.0 + 0.9 * wide + 0.6 * (odd - wide) + max(text.count(" ") + 1.0, (len(text) - odd) / 5.0)
+    return 1.0 + 0.7 * wide + 0.6 * (odd - wide) + max(text.count(" ") + 1.0, (len(text) - odd) / 5.0)

@@ -1,7 +1,7 @@
 """A conversation as a list of statements: who says what, one clause each, with the facts in it.
 
-Messages come clause by clause; JSON of tools comes as `key: value` pairs, a few of one object together, under the path
-of the object. Nothing is judged here.
+Messages come clause by clause; JSON of tools comes as `key: value` pairs, the key with the
+name of the object it is in. Nothing is judged here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from compression.patterns import FactKind, spans
 from compression.words import Term, Vocabulary, language_of
 
 Role = Literal["user", "assistant", "tool", "call", "reasoning", "system", "summary"]
-PAIRS = 3  # `key: value` pairs of one JSON object in one statement
 MAX_FIELDS = 400  # of one tool output; past it, only every n-th is read
 MAX_VALUE_CHARS = 160  # of one JSON string before it is read as text
 PASTED_CHARS = 1500  # of a user message; in a longer one, only what is in the first person is surely the user's own
@@ -150,31 +149,13 @@ def _fields(text: str, role: Role, speaker: str, subject: str) -> Iterator[State
         return
     pairs = list(_leaves(value, (), 0))
     step = max(1, len(pairs) // MAX_FIELDS)
-    group: list[str] = []
-    where: tuple[str, ...] = ()
     for path, leaf in pairs[::step]:
-        parent, key = path[:-1], path[-1] if path else "value"
+        named = [part for part in path if not part.isdigit()]
         if len(leaf) > MAX_VALUE_CHARS:
-            for clause in _read(leaf):
-                yield _statement(clause, role, speaker)
-            continue
-        if group and (parent != where or len(group) >= PAIRS):
-            yield _statement(_pairs(where, group), role, speaker, f"{subject}{where}{_keys(group)}" if subject else "")
-            group = []
-        where = parent
-        group.append(f"{key}: {trim(leaf) or leaf}")
-    if group:
-        yield _statement(_pairs(where, group), role, speaker, f"{subject}{where}{_keys(group)}" if subject else "")
-
-
-def _pairs(where: tuple[str, ...], group: list[str]) -> Clause:
-    named = [part for part in where if not part.isdigit()]
-    prefix = f"{'.'.join(named[-2:])} " if named else ""
-    return Clause(prefix + ", ".join(group), "field", False)
-
-
-def _keys(group: list[str]) -> str:
-    return ",".join(pair.partition(":")[0] for pair in group)
+            yield from _clauses(leaf, role, speaker)
+        else:
+            text = f"{'.'.join(named[-2:]) or 'value'}: {trim(leaf) or leaf}"
+            yield _statement(Clause(text, "field", False), role, speaker, f"{subject}{path}" if subject else "")
 
 
 def _leaves(value: object, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], str]]:

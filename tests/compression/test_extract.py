@@ -116,7 +116,7 @@ def test_speakers_are_named_and_the_order_is_kept() -> None:
         turn(1, "I want it before 9:30.", "Noted."),
     ]
     lines = extract(turns, budget_tokens=80, count=count).text.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["User", "Call track", "Tool track", "Assistant", "User"]
+    assert [line.partition(":")[0] for line in lines] == ["User", "Tool track", "Assistant", "User"]
     assert lines[-1] == "User: I want it before 9:30"
 
 

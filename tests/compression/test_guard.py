@@ -162,7 +162,7 @@ def test_facts_come_from_every_kind_of_item_in_order() -> None:
         ("4 kg", "tool"),
         ("Lyon", "assistant"),
     ]
-    assert [fact.clause for fact in facts_of(turns) if fact.value == "HUB-9"] == ["parcel hub: HUB-9, weight: 4 kg"]
+    assert [fact.clause for fact in facts_of(turns) if fact.value == "HUB-9"] == ["parcel.hub: HUB-9"]
 
 
 def test_a_negation_stays_with_what_it_negates() -> None:
