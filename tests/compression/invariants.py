@@ -161,6 +161,8 @@ def _check_kept(talk: Talk, made: Plan, after: View, allowed: int, policy: Polic
     keys = [(cut.turn_id, cut.part, cut.index) for cut in made.cuts]
     assert len(set(keys)) == len(keys)
     assert not {cut.turn_id for cut in made.cuts} & talk.pinned
+    seen = [entry for entry in shown(talk.turns, after, frozenset(talk.pinned)) if isinstance(entry, str)]
+    assert {cut.turn_id for cut in made.cuts} <= set(seen), "what no one sees is cut"
     last_resort = [cut for cut in made.cuts if cut.turn_id in kept]
     if last_resort:
         assert made.tokens_after <= allowed

@@ -262,6 +262,20 @@ def test_as_far_as_the_policy_lets_and_no_further() -> None:
     assert refused(turns(1, 5), urgency="asked").reason == "gain"
 
 
+def test_what_is_asked_for_is_not_weighed_against_a_gentler_way() -> None:
+    path = [*turns(1, 10, 200), message("t11", 3400, "tool_output"), *turns(12, 14, 150)]
+    assert made(path).way == "elide"
+    asked = made(path, urgency="asked")
+    assert [option.way for option in asked.options] == ["keep", "summarize"]
+    assert asked.ranges[0].turn_ids == ids(2, 11)
+
+
+@pytest.mark.parametrize("keep_last", [1, 0, -3])
+def test_the_last_turn_is_kept_whatever_is_asked(keep_last: int) -> None:
+    plan = made(turns(1, 12), policy=Policy(keep_first=-1, keep_last=keep_last), urgency="asked")
+    assert plan.ranges[0].turn_ids == ids(1, 11)
+
+
 def test_a_target_over_the_trigger_does_no_harm() -> None:
     plan = made(turns(1, 18), policy=Policy(target_ratio=0.95))
     assert plan.tokens_after <= ALLOWED
