@@ -28,10 +28,14 @@ def merged(
 
     Those go first that have most tokens for each turn they stand for: no part of the past fades before the rest.
     """
+    shown = ground.layout(segments)
+    frozen = [entry if isinstance(entry, Segment) and entry in ground.segments else None for entry in shown]
+    excess = sum(entry.tokens for entry in shown if isinstance(entry, Segment)) - _limit(ground, allowed)
     merges: list[Merge] = []
-    limit = _limit(ground, allowed)
-    while (excess := _tokens(ground, segments) - limit) > 0:
-        pair = max(_neighbours(ground, segments), key=_density, default=())
+    made: list[Segment] = []
+    gone: list[Segment] = []
+    while excess > 0 and (at := _densest(frozen)) is not None:
+        pair = [segment for segment in frozen[at : at + 2] if segment is not None]
         tokens = sum(segment.tokens for segment in pair)
         budget = max(LEAST_SEGMENT, tokens // 2, tokens - excess)
         if budget >= tokens:
@@ -40,10 +44,24 @@ def merged(
         ids = tuple(segment.id for segment in pair)
         rank = max(segment.rank for segment in pair) + 1
         merges.append(Merge(ids, turn_ids, rank, budget))
-        one = Segment(f"merged{len(merges)}", turn_ids, "", budget, "extracted", rank, merged=ids)
-        at = segments.index(pair[0])
-        segments = (*segments[:at], one, *(segment for segment in segments[at:] if segment not in pair))
-    return tuple(merges), segments
+        made.append(Segment(f"merged{len(merges)}", turn_ids, "", budget, "extracted", rank, merged=ids))
+        gone += pair
+        frozen[at : at + 2] = [None]
+        excess -= tokens - budget
+    return tuple(merges), (*(segment for segment in segments if segment not in gone), *made)
+
+
+def _densest(frozen: Sequence[Segment | None]) -> int | None:
+    """Where the two neighbours stand that have most tokens for each turn, the oldest of equals. What is new now, what
+    is merged now and raw turns (None) part neighbours."""
+    best, most = None, 0.0
+    for at, (one, other) in enumerate(pairwise(frozen)):
+        if one is None or other is None:
+            continue
+        density = (one.tokens + other.tokens) / (len(one.turn_ids) + len(other.turn_ids))
+        if density > most:
+            best, most = at, density
+    return best
 
 
 def _limit(ground: Ground, allowed: int) -> int:
@@ -52,20 +70,3 @@ def _limit(ground: Ground, allowed: int) -> int:
     most = MERGE_SHARE * share(ground.policy.target_ratio, ground.window)
     room = allowed - ground.overhead - sum(ground.size[id] for id in ground.kept)
     return int(max(most / 2, min(most, MERGE_SHARE * room)))
-
-
-def _tokens(ground: Ground, segments: Sequence[Segment]) -> int:
-    return sum(entry.tokens for entry in ground.layout(segments) if isinstance(entry, Segment))
-
-
-def _density(pair: tuple[Segment, ...]) -> float:
-    return sum(segment.tokens for segment in pair) / sum(len(segment.turn_ids) for segment in pair)
-
-
-def _neighbours(ground: Ground, segments: Sequence[Segment]) -> list[tuple[Segment, ...]]:
-    """Frozen segments, two and two, that stand next to each other in one message. What is new now is left alone."""
-    return [
-        (one, next)
-        for one, next in pairwise(ground.layout(segments))
-        if isinstance(one, Segment) and isinstance(next, Segment) and one in ground.segments and next in ground.segments
-    ]
