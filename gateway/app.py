@@ -42,7 +42,7 @@ from gateway.metrics import Metrics
 from gateway.policy import policy_of
 from gateway.secrets import derive, load_secret
 from gateway.sessions.compaction import Compactions
-from gateway.sessions.compaction_run import CompactionRoom
+from gateway.sessions.compaction_room import CompactionRoom
 from gateway.sessions.models import Models
 from gateway.sessions.registry import Registry
 from gateway.sessions.room import TurnRoom

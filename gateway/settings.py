@@ -128,7 +128,8 @@ class Settings(BaseSettings):
         2, ge=1, le=64, description="Compactions in the background, of all sessions together."
     )
     summary_timeout_s: Seconds = Field(
-        300.0, description="A model gets this long for a summary; then it is extracted without one."
+        300.0,
+        description="A model gets this long for a summary; then it is extracted without one. And for a new prefix.",
     )
 
     # limits

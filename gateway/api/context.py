@@ -26,6 +26,8 @@ from gateway.sessions.history import History, load
 from gateway.sessions.items import message
 from gateway.sessions.prepare import Prepared, prepare
 from gateway.sessions.prompt import chat_messages
+from gateway.sessions.shown import shown
+from gateway.sessions.snapshot import standing_ask, window_of
 from gateway.sessions.tokens import ModelTokens
 from gateway.store.records import HEAD, SessionRecord
 from gateway.tenancy import Identity
@@ -34,11 +36,11 @@ router = APIRouter(prefix="/v1/sessions", tags=["Context"])
 Caller = Annotated[Identity, Depends(needs("sessions"))]
 
 
-async def _prepared(gateway: Gateway, session: SessionRecord, ask: Ask) -> Prepared:
+async def _prepared(gateway: Gateway, session: SessionRecord, ask: Ask, history: History) -> Prepared:
     """The prompt that `ask` would go out with; raises what the turn itself would raise."""
     return await prepare(
         ask,
-        await load(gateway.store, session, HEAD),
+        history,
         fleet=gateway.fleet,
         models=gateway.models,
         session_name=gateway.room.session_name(session.tenant_id, session.id),
@@ -86,7 +88,7 @@ async def context(
     }
     messages = told["messages"] = chat_messages(ask, folded)
     if inputs:
-        prepared = await _prepared(gateway, session, ask)
+        prepared = await _prepared(gateway, session, ask, history)
         told |= await _drafted(gateway, session, prepared)
     else:
         told |= await _standing(gateway, session, history)
@@ -115,12 +117,13 @@ async def _view(gateway: Gateway, session: SessionRecord, history: History) -> d
 
 async def _standing(gateway: Gateway, session: SessionRecord, history: History) -> dict[str, Any]:
     """The path as it stands, with nothing new to send."""
-    model, tokens = gateway.models.tokens(session.model), history.used_tokens
-    by_ids = history.head.tokens is not None
-    digest = hashlib.sha256(await history.head.load_ids()).hexdigest() if by_ids else None
-    window = model.window if model is not None else None
+    model = gateway.models.tokens(session.model)
+    policy = gateway.room.compactions.policy(session)
+    standing = await shown(model, standing_ask(session, policy), history)
+    digest = hashlib.sha256(await standing.load_ids()).hexdigest() if standing.load_ids is not None else None
+    window, tokens = window_of(session.model, gateway.fleet, gateway.models), standing.tokens
     told: dict[str, Any] = {
-        "mode": "ids" if model is not None else "chat",
+        "mode": "ids" if standing.model is not None else "chat",
         "prompt_sha256": digest,
         "prefix_report": {},
     }
@@ -195,7 +198,8 @@ async def count(request: Request, caller: Caller, session_id: str) -> Response:
     _, raw = await json_object(request, gateway.settings, images=True)
     asked = validated(Count, raw)
     session = await session_of(gateway, caller, session_id)
-    prepared = await _prepared(gateway, session, _ask(gateway, session, inputs_of(asked.input), asked.instructions))
+    ask = _ask(gateway, session, inputs_of(asked.input), asked.instructions)
+    prepared = await _prepared(gateway, session, ask, await load(gateway.store, session, HEAD))
     return json_response(
         {
             "object": "input_tokens",

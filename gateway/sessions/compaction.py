@@ -16,7 +16,9 @@ import structlog
 from compression.budget import Policy, Strategy, answer_reserve, breaker_open
 from compression.plan import NoPlan, Plan, Urgency
 from gateway.errors import GatewayError
-from gateway.sessions.compaction_run import CompactionRoom, CompactionRun, prefilled_path
+from gateway.sessions.compaction_room import CompactionRoom
+from gateway.sessions.compaction_run import DEADLINE_S, CompactionRun
+from gateway.sessions.prefilled import prefill_path
 from gateway.sessions.snapshot import Snapshot, take
 from gateway.store.compaction_records import (
     CompactionRecord,
@@ -30,24 +32,29 @@ from gateway.traces import trace_of
 
 log = structlog.get_logger(__name__)
 
-DEADLINE_S = 600.0  # a run that is not done by then is taken for dead
 LOOKED_BACK = 8  # rows that the breaker reads
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing was done: there is nothing to do, or not by itself. `plan` has the numbers, where there was one."""
+    """Nothing was done: there is nothing to do, or not by itself. `plan` has the numbers, where there was one.
+
+    `again`: what the session shows changed meanwhile; read it anew and ask again.
+    """
 
     reason: str
     plan: NoPlan | None = None
+    again: bool = False
 
 
+CHANGED = Idle("what the session shows has changed", again=True)
 Outcome = CompactionRecord | Idle
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Why and how far to compact. `policy` None: the session's; `parent`: the path."""
+    """Why and how far to compact. `policy` None: the session's; `parent`: the path; `view_version`: the session's,
+    where the wish rests on what is shown."""
 
     trigger: Trigger
     urgency: Urgency
@@ -55,6 +62,16 @@ class Wish:
     parent: str | None = HEAD
     prompt_tokens: int = 0  # of the prompt that would not fit, with what comes in new
     window: int | None = None  # as an engine's refusal showed it
+    view_version: int | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    """A run, or its wait for a slot. `waited_for` is set when a turn waits for its end."""
+
+    waited_for: asyncio.Event
+    task: asyncio.Task[Outcome]
+    queued: bool
 
 
 class Compactions:
@@ -65,7 +82,7 @@ class Compactions:
         self._room = room
         self._slots = asyncio.Semaphore(at_once)
         self.on_ended: Callable[[CompactionRecord], None] = lambda record: None
-        self._running: dict[tuple[str, str], asyncio.Task[Outcome]] = {}
+        self._running: dict[tuple[str, str], _Job] = {}
         self._prefills: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def is_running(self, tenant_id: str, session_id: str) -> bool:
@@ -73,21 +90,23 @@ class Compactions:
 
     async def close(self) -> None:
         """Stop what runs; each row says so, or lapses."""
-        tasks = [*self._running.values(), *self._prefills.values()]
+        tasks = [*(job.task for job in self._running.values()), *self._prefills.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def forget(self, tenant_id: str, session_id: str) -> None:
         """The session is deleted: stop working on it."""
-        for tasks in (self._running, self._prefills):
-            if (task := tasks.get((tenant_id, session_id))) is not None:
-                task.cancel()
+        key = tenant_id, session_id
+        if (job := self._running.get(key)) is not None:
+            job.task.cancel()
+        if (prefill := self._prefills.get(key)) is not None:
+            prefill.cancel()
 
     def make_exact(self, session: SessionRecord) -> None:
         """An answer rested on shifted KV: have the session's path computed as it is, in idle time."""
         key = session.tenant_id, session.id
-        task = asyncio.create_task(prefilled_path(self._room, session), name=f"exact-{session.id}")
+        task = asyncio.create_task(prefill_path(self._room, session), name=f"exact-{session.id}")
         self._prefills[key] = task
         task.add_done_callback(lambda done: self._prefills.pop(key, None) if self._prefills.get(key) is done else None)
 
@@ -123,33 +142,46 @@ class Compactions:
         truncate: bool,
         window: int | None = None,
     ) -> Outcome:
-        """Before a turn that would not fit: wait for the run that is on its way, else compact while it waits."""
-        ended = await self._done(session)
+        """Before a turn that would not fit: hurry the run that is on its way, else compact while it waits."""
+        ended = await self._done(session, hurry=True)
         if isinstance(ended, CompactionRecord) and ended.status == "committed":
             return ended
         policy = self.policy(session)
         if truncate:
             policy = replace(policy, strategy="trim")
-        wish = Wish("foreground", "hard", policy, parent, prompt_tokens, window)
-        return await asyncio.shield(self._start(session, wish))
+        wish = Wish("foreground", "hard", policy, parent, prompt_tokens, window, session.view_version)
+        made = await asyncio.shield(self._start(session, wish))
+        if isinstance(made, CompactionRecord) and made.error is not None and made.error["code"] == "view_moved":
+            return CHANGED
+        return made
 
-    async def _done(self, session: SessionRecord) -> Outcome | None:
-        """The end of the run that is on its way here; None where there is none, or it failed."""
-        task = self._running.get((session.tenant_id, session.id))
-        if task is None:
-            return None
-        await asyncio.wait({task})
-        return None if task.cancelled() or task.exception() is not None else task.result()
+    async def _done(self, session: SessionRecord, *, hurry: bool = False) -> Outcome | None:
+        """The end of what is on its way here; None where there is nothing, or it failed.
+
+        In a hurry what still waits for a slot is let go; what runs asks no model any more, and prefills nothing.
+        """
+        ended: Outcome | None = None
+        while (job := self._running.get((session.tenant_id, session.id))) is not None:
+            if hurry and job.queued:
+                job.task.cancel()
+            elif hurry:
+                job.waited_for.set()
+            task = job.task
+            await asyncio.wait({task})
+            ended = None if task.cancelled() or task.exception() is not None else task.result()
+        return ended
 
     def _start(self, session: SessionRecord, wish: Wish) -> asyncio.Task[Outcome]:
-        key = session.tenant_id, session.id
-        task = asyncio.create_task(self._run(*key, wish), name=f"compaction-{session.id}")
-        self._running[key] = task
+        key, waited_for = (session.tenant_id, session.id), asyncio.Event()
+        if wish.trigger == "foreground":
+            waited_for.set()
+        task = asyncio.create_task(self._run(*key, wish, waited_for), name=f"compaction-{session.id}")
+        self._running[key] = _Job(waited_for, task, queued=wish.trigger == "background")
         task.add_done_callback(lambda done: self._ended(key, done))
         return task
 
     def _ended(self, key: tuple[str, str], task: asyncio.Task[Outcome]) -> None:
-        if self._running.get(key) is task:
+        if (job := self._running.get(key)) is not None and job.task is task:
             del self._running[key]
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -158,16 +190,19 @@ class Compactions:
         else:
             log.error("a compaction failed inside the gateway", session_id=key[1], trace=trace_of(error))
 
-    async def _run(self, tenant_id: str, session_id: str, wish: Wish) -> Outcome:
+    async def _run(self, tenant_id: str, session_id: str, wish: Wish, waited_for: asyncio.Event) -> Outcome:
         if wish.trigger != "background":
-            return await self._attempt(tenant_id, session_id, wish)
+            return await self._attempt(tenant_id, session_id, wish, waited_for)
         async with self._slots:
-            return await self._attempt(tenant_id, session_id, wish)
+            self._running[tenant_id, session_id].queued = False
+            return await self._attempt(tenant_id, session_id, wish, waited_for)
 
-    async def _attempt(self, tenant_id: str, session_id: str, wish: Wish) -> Outcome:
+    async def _attempt(self, tenant_id: str, session_id: str, wish: Wish, waited_for: asyncio.Event) -> Outcome:
         session = await self._room.store.get_session(tenant_id, session_id)
         if session is None:
             return Idle("the session is gone")
+        if wish.view_version not in (None, session.view_version):
+            return CHANGED
         taken = await self._taken(session, wish.policy or self.policy(session), wish.parent, wish.window)
         if taken is None:
             return Idle("nothing to compact")
@@ -180,11 +215,14 @@ class Compactions:
             return Idle(plan.reason, plan)
         try:
             began = await self._room.store.begin_compaction(self._new(taken, wish.trigger, plan.as_json()))
-        except (CompactionRunning, ViewMoved, UnknownTurn, ValueError):
-            return Idle("another compaction of this session is running, or what it shows has changed")
+        except CompactionRunning:
+            return Idle("another compaction of this session is running")
+        except (ViewMoved, UnknownTurn, ValueError):
+            return CHANGED
         if began is None:
             return Idle("the session is gone")
-        ended = await CompactionRun(self._room, taken, began, plan, incoming=incoming).to_end()
+        run = CompactionRun(self._room, taken, began, plan, waited_for=waited_for, incoming=incoming)
+        ended = await run.to_end()
         if ended is None:
             return Idle("the session is gone")
         self.on_ended(ended)
@@ -236,4 +274,5 @@ class Compactions:
             owner=self._room.registry.owner,
             deadline_s=DEADLINE_S,
             view_version=taken.session.view_version,
+            supersedes=trigger == "foreground",
         )

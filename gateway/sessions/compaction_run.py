@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,44 +23,27 @@ from compression.plan import Plan, Range
 from compression.summarize import Written, write_segment
 from compression.view import View, fold, orphans
 from engines.contract import EngineError
+from gateway.background import repeated
 from gateway.errors import GatewayError
-from gateway.fleet.fleet import Fleet
-from gateway.sessions.history import load
-from gateway.sessions.items import messages_from_items
-from gateway.sessions.models import Models
-from gateway.sessions.prompt import aside, system_message
+from gateway.sessions.compaction_room import CompactionRoom, unless
+from gateway.sessions.prefilled import Prefilled, prefill_view, rendered
 from gateway.sessions.redraft import anchor, redrafted
-from gateway.sessions.registry import Registry
 from gateway.sessions.run import Compacted
 from gateway.sessions.sizing import counter
-from gateway.sessions.snapshot import Snapshot, replica_for, take
-from gateway.sessions.summariser import Asked, Summariser, beside, prefill
+from gateway.sessions.snapshot import Snapshot
+from gateway.sessions.summariser import Asked, beside
 from gateway.store.compaction_records import CompactionOver, CompactionRecord, ViewMoved
-from gateway.store.records import HEAD, SessionRecord, StoreUnavailable, UnknownTurn
-from gateway.store.sessions import Store
+from gateway.store.records import StoreUnavailable, UnknownTurn
 
 log = structlog.get_logger(__name__)
 
-CATCH_UP = 3  # times that turns which came meanwhile are prefilled too, before the switch
+DEADLINE_S = 30.0  # a run whose gateway did not say for so long that it is at work is taken for dead
+RENEWED_S = 8.0  # how often it says so
+COMMIT_RETRY_S = (0.3, 1.0, 3.0, 9.0)  # a database that went away gets this long to take the view; a turn does not wait
 
 
 class Unfit(Exception):
     """A view that was made and must not be committed."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompactionRoom:
-    """What a compaction needs of the gateway, wired once."""
-
-    store: Store
-    fleet: Fleet
-    models: Models
-    registry: Registry
-    summariser: Summariser
-    new_id: Callable[[str], str]
-    session_name: Callable[[str, str], str]
-    cache_salt: Callable[[str], str]
-    default_max_tokens: int
 
 
 @dataclass(slots=True)
@@ -88,44 +72,46 @@ class _Spent:
 
 
 class CompactionRun:
-    """A plan that is carried out for a row that has begun. `incoming`: tokens of the turn that waits for it."""
+    """A plan that is carried out for a row that has begun. `incoming`: tokens of the turn that waits for it.
+
+    `waited_for` is set when a turn waits: from then on no model is asked, nothing prefilled.
+    """
 
     def __init__(
-        self, room: CompactionRoom, taken: Snapshot, began: CompactionRecord, plan: Plan, *, incoming: int = 0
+        self,
+        room: CompactionRoom,
+        taken: Snapshot,
+        began: CompactionRecord,
+        plan: Plan,
+        *,
+        waited_for: asyncio.Event,
+        incoming: int = 0,
     ) -> None:
         self._room, self._taken, self._began, self._plan = room, taken, began, plan
         self._incoming = incoming
         self._spent = _Spent(time.monotonic())
-        self._waited_for = began.trigger == "foreground"
+        self._waited_for = waited_for
         self._told = {"tokens_before": taken.prompt_tokens}
 
     async def to_end(self) -> CompactionRecord | None:
         """The row as it ended; None: the session is gone."""
-        taken, began = self._taken, self._began
+        began = self._began
         self._tell("started", self._told)
         try:
-            view = await self._redrafted()
-            after = await self._checked(view)
-            if not self._waited_for:
-                await self._warm(view)
-            report = self._spent.report(**self._told, tokens_after=after)
-            touched = anchor(taken.turns, view)
-            assert touched is not None, "a plan touches a turn"
-            await self._room.store.commit_compaction(
-                began.tenant_id,
-                began.session_id,
-                began.id,
-                view=view.as_json(),
-                plan=self._plan.as_json(),
-                report=report,
-                anchor_turn_id=touched,
-                expected_view=taken.session.view_version,
-            )
+            async with repeated(self._renew, every_s=RENEWED_S, name="compaction-renewal"):
+                view = await self._redrafted()
+                after = await self._checked(view)
+                await self._prefill(view)
+                report = self._spent.report(**self._told, tokens_after=after)
+                await self._commit(view, report)
         except (Unfit, ViewMoved, CompactionOver, UnknownTurn, EngineError, GatewayError) as error:
             await self._failed(_code_of(error), str(error))
             return await self._row()
         except asyncio.CancelledError:
             await asyncio.shield(self._failed("cancelled", "the gateway or the session ended"))
+            raise
+        except StoreUnavailable as error:
+            await self._failed("not_persisted", f"the view could not be stored: {error}")
             raise
         except Exception as error:
             await self._failed("internal", f"it failed inside the gateway: {type(error).__name__}")
@@ -134,8 +120,50 @@ class CompactionRun:
         self._tell("completed", report)
         return await self._row()
 
+    async def _commit(self, view: View, report: Mapping[str, Any]) -> None:
+        """Tried again while the database is away: said twice, a commit stays as it is."""
+        began, touched = self._began, anchor(self._taken.turns, view)
+        assert touched is not None, "a plan touches a turn"
+        for pause_s in (*COMMIT_RETRY_S, None):
+            try:
+                await self._room.store.commit_compaction(
+                    began.tenant_id,
+                    began.session_id,
+                    began.id,
+                    view=view.as_json(),
+                    plan=self._plan.as_json(),
+                    report=report,
+                    anchor_turn_id=touched,
+                    expected_view=self._taken.session.view_version,
+                )
+                return
+            except StoreUnavailable:
+                if pause_s is None or self._waited_for.is_set():
+                    raise
+                await asyncio.sleep(pause_s)
+
+    async def _renew(self) -> None:
+        """Where it runs no more, another took its place or the session is gone: what is left is not worth an engine."""
+        began = self._began
+        if not await self._room.store.renew_compaction(began.tenant_id, began.session_id, began.id, DEADLINE_S):
+            self._waited_for.set()
+
+    async def _prefill(self, view: View) -> None:
+        so_far = Prefilled()
+        await unless(self._waited_for, prefill_view(self._room, self._taken, view, self._name(), so_far))
+        self._spent.prefill_tokens += so_far.tokens
+        if so_far.problem:
+            self._spent.problems.append(so_far.problem)
+
     async def _row(self) -> CompactionRecord | None:
-        return await self._room.store.get_compaction(self._began.tenant_id, self._began.session_id, self._began.id)
+        """None: the session is gone, and with it goes what replicas read of it meanwhile."""
+        began = self._began
+        row = await self._room.store.get_compaction(began.tenant_id, began.session_id, began.id)
+        if row is None:
+            for replica in self._room.fleet:
+                with suppress(EngineError):
+                    await replica.engine.forget(self._name())
+        return row
 
     async def _failed(self, code: str, message: str) -> None:
         began, error = self._began, {"code": code, "message": message}
@@ -193,15 +221,18 @@ class CompactionRun:
 
     async def _asked(self, part: Range) -> Asked:
         """A model's summary; nobody who waits for a turn waits for one."""
-        if self._waited_for:
+        if self._waited_for.is_set():
             return Asked(None, problem="a turn waited: no model was asked")
-        asked = await self._room.summariser.ask(
+        asking = self._room.summariser.ask(
             self._taken,
             part,
             name=self._name(),
             salt=self._room.cache_salt(self._began.tenant_id),
             request_id=f"{self._began.id}-{len(self._spent.asked)}",
             urgent=self._began.trigger == "manual",
+        )
+        asked = await unless(self._waited_for, asking) or Asked(
+            None, problem="a turn waited: the model was not heard out"
         )
         self._spent.asked.append(asked)
         return asked
@@ -215,77 +246,13 @@ class CompactionRun:
             raise Unfit(f"it would leave {len(lost)} tool outputs without their call")
         before, after = taken.prompt_tokens, self._plan.tokens_after - self._incoming
         if taken.model is not None:
-            after = len(await _rendered(taken, view)) // 4
-        if before - after < (1 if self._waited_for else least_gain(taken.window) // 2):
+            after = len(await rendered(taken, view)) // 4
+        if before - after < (1 if self._began.trigger == "foreground" else least_gain(taken.window) // 2):
             raise Unfit(f"it would free {before - after} of {before} tokens")
         return after
 
-    # ---- before the switch
-
     def _name(self) -> str:
         return beside(self._room.session_name(self._began.tenant_id, self._began.session_id))
-
-    async def _warm(self, view: View) -> None:
-        """Prefill the new prefix where the session's next turn will go; turns that came meanwhile too."""
-        room, taken = self._room, self._taken
-        for _ in range(CATCH_UP):
-            placement = replica_for(taken.session.model, taken.history, room.fleet)
-            if placement is None or room.models.by_ids(taken.session.model, placement.replica) is None:
-                return
-            try:
-                self._spent.prefill_tokens += await prefill(
-                    placement.replica,
-                    taken.session.model,
-                    await _rendered(taken, view),
-                    name=self._name(),
-                    salt=room.cache_salt(taken.session.tenant_id),
-                    request_id=f"{view.id}-prefill",
-                )
-            except EngineError as error:  # the next turn prefills it then
-                self._spent.problems.append(f"the new prefix was not prefilled: {error}")
-                return
-            session = await room.store.get_session(taken.session.tenant_id, taken.session.id)
-            if session is None or session.head_turn_id in (None, taken.head_id):
-                return
-            later = await take(
-                room.store,
-                room.fleet,
-                room.models,
-                session,
-                taken.policy,
-                default_max_tokens=room.default_max_tokens,
-                parent=HEAD,
-            )
-            if later is None or taken.head_id not in {turn.id for turn in later.turns}:
-                return
-            taken = later
-
-
-async def _rendered(taken: Snapshot, view: View) -> bytes:
-    """Ids of the whole path under `view`, up to where its next turn begins, u32 little-endian."""
-    assert taken.model is not None
-    model, ask = taken.model, taken.ask()
-    folded = fold(taken.turns, view, pinned=taken.pinned, placement=model.placement, reasoning=taken.policy.reasoning)
-    messages = system_message(ask.system, folded) + messages_from_items(folded.items)
-    return await aside(lambda: model.render(messages, tools=ask.tools), messages)
-
-
-async def prefilled_path(room: CompactionRoom, session: SessionRecord) -> None:
-    """Have the replica compute the session's path as it stands, unless it has; what fails is done by the next turn."""
-    try:
-        history = await load(room.store, session, HEAD)
-        placement = replica_for(session.model, history, room.fleet)
-        if placement is not None and history.head.tokens is not None:
-            await prefill(
-                placement.replica,
-                session.model,
-                await history.head.load_ids(),
-                name=room.session_name(session.tenant_id, session.id),
-                salt=room.cache_salt(session.tenant_id),
-                request_id=f"{history.head.turn_id}-exact",
-            )
-    except (EngineError, GatewayError, StoreUnavailable) as error:
-        log.warning("a path was not prefilled", session_id=session.id, reason=str(error))
 
 
 def _code_of(error: Exception) -> str:

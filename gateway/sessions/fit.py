@@ -11,6 +11,8 @@ from gateway.sessions.prepare import Prepared, prepare
 from gateway.sessions.room import TurnRoom
 from gateway.store.compaction_records import CompactionRecord
 
+TRIES = 3  # a run that was under way may have brought too little, and what is shown may have changed meanwhile
+
 
 async def prepared_for(room: TurnRoom, command: TurnCommand, history: History, name: str | None) -> Prepared:
     return await prepare(
@@ -28,25 +30,30 @@ async def fitting(
     room: TurnRoom, command: TurnCommand, history: History, name: str | None
 ) -> tuple[History, Prepared, CompactionRecord | None]:
     """The turn as it can go out, and the compaction that made room for it. Raises as `prepare` does."""
+    made: CompactionRecord | None = None
+    for _ in range(TRIES):
+        tried = await _tried(room, command, history, name)
+        if isinstance(tried, Prepared) and (history.session is None or not _tight(room, command, tried)):
+            return history, tried, made
+        if isinstance(tried, ContextTooLong) and history.session is None:
+            raise tried
+        found = await _room_made(room, history, tried.prompt_tokens if isinstance(tried, Prepared) else _asked(tried))
+        if isinstance(found, CompactionRecord):
+            made = found
+        elif not found.again:
+            if isinstance(tried, Prepared):
+                return history, tried, made
+            tried.details |= {"compaction": _why(found)}
+            raise tried
+        history = await _seen_anew(room, history)
+    return history, await prepared_for(room, command, history, name), made
+
+
+async def _tried(room: TurnRoom, command: TurnCommand, history: History, name: str | None) -> Prepared | ContextTooLong:
     try:
-        prepared = await prepared_for(room, command, history, name)
+        return await prepared_for(room, command, history, name)
     except ContextTooLong as error:
-        if history.session is None:
-            raise
-        found = await _room_made(room, history, _asked(error))
-        if not isinstance(found, CompactionRecord):
-            error.details |= {"compaction": _why(found)}
-            raise
-        made = found
-    else:
-        if history.session is None or not _tight(room, command, prepared):
-            return history, prepared, None
-        found = await _room_made(room, history, prepared.prompt_tokens)
-        if not isinstance(found, CompactionRecord):
-            return history, prepared, None
-        made = found
-    again = await _seen_anew(room, history)
-    return again, await prepared_for(room, command, again, name), made
+        return error
 
 
 async def recovered(

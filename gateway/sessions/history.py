@@ -53,8 +53,20 @@ class History:
         return self.last is not None and bool((self.last.metadata.get(TAIL) or {}).get("images"))
 
     @property
+    def sent(self) -> bool:
+        """A replica has read this path; it was not imported."""
+        return self.last is not None and bool(self.last.placement)
+
+    @property
+    def counted(self) -> bool:
+        """`used_tokens` counts the path as it is shown now: its last turn was sent through the same view."""
+        if self.last is None or not self.sent:
+            return False
+        return bool((self.last.metadata.get(TAIL) or {}).get("view", "") == self.head.view)
+
+    @property
     def used_tokens(self) -> int:
-        """Tokens of the history as the engine last counted them."""
+        """Tokens of the history as the engine last counted them, as it was shown then."""
         if self.last is None:
             return 0
         if self.last.tokens is not None:

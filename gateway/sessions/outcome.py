@@ -100,6 +100,7 @@ def finish_turn(
                 "reasoning": reader.answer.has_reasoning or (history.head.reasoning and _extends(prepared, history)),
                 "foreign_end": _foreign_end(prepared, reader),
                 "images": history.pictured or has_images(kept),
+                **({"view": history.head.view} if history.head.view else {}),
             }
         },
         move_head=command.move_head

@@ -172,9 +172,10 @@ async def _by_chat(
         if caps.window is not None and counted >= caps.window:
             raise overflow(prompt_tokens=counted, window=caps.window, asked=ask.shape.max_tokens, param=param)
     else:
-        new = messages[-len(messages_from_items(ask.sent)) :] if history.used_tokens else messages
+        new = messages[-len(messages_from_items(ask.sent)) :] if history.counted else messages
         found = await aside(lambda: count_chat(ask.model, new, ask.tools), new)
-        counted, counted_by = history.used_tokens + found.tokens, found.method
+        before = history.used_tokens if history.counted else 0
+        counted, counted_by = before + found.tokens, found.method
     estimate, window = counted, caps.window
     prompt = ChatPrompt(
         messages=messages,

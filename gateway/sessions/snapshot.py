@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from compression.budget import Policy, answer_reserve
 from compression.conversation import Turn
 from compression.plan import NoPlan, Plan, Urgency, plan
-from gateway.errors import BadRequest
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.placement import Placement, choose
 from gateway.sessions.command import Ask
 from gateway.sessions.history import History, load
-from gateway.sessions.items import messages_from_items
 from gateway.sessions.models import Models
-from gateway.sessions.prompt import aside, system_message
+from gateway.sessions.shown import shown
 from gateway.sessions.sizing import Sizes, around, counter, sizes
 from gateway.sessions.tokens import ModelTokens
 from gateway.store.records import HEAD, SessionRecord
@@ -24,7 +22,7 @@ from gateway.store.sessions import Store
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`model` None: by chat messages, with estimated counts. `window`: tokens."""
+    """`model` None: by chat messages, with estimated counts. `window`, `prompt_tokens` (of the path): tokens."""
 
     session: SessionRecord
     history: History
@@ -46,10 +44,7 @@ class Snapshot:
         return self.history.head.turn_id
 
     def ask(self) -> Ask:
-        """The session as its turns ask it, with nothing new."""
-        session = self.session
-        tools = tuple(dict(tool) for tool in session.tools)
-        return Ask(session.model, (), session.system, tools=tools, old_reasoning=self.policy.reasoning)
+        return standing_ask(self.session, self.policy)
 
     def plan(self, urgency: Urgency, *, incoming_tokens: int = 0, policy: Policy | None = None) -> Plan | NoPlan:
         return plan(
@@ -62,6 +57,12 @@ class Snapshot:
             urgency=urgency,
             frame_tokens=self.sizes.frame_tokens,
         )
+
+
+def standing_ask(session: SessionRecord, policy: Policy) -> Ask:
+    """The session as its turns ask it, with nothing new."""
+    tools = tuple(dict(tool) for tool in session.tools)
+    return Ask(session.model, (), session.system, tools=tools, old_reasoning=policy.reasoning)
 
 
 def window_of(model: str, fleet: Fleet, models: Models) -> int | None:
@@ -95,14 +96,15 @@ async def take(
         return None
     records = await store.path(session.tenant_id, session.id, history.head.turn_id)
     turns = tuple(record.turn for record in records)
-    model, prompt_tokens = await _counted(session, history, policy, models.tokens(session.model))
+    standing = await shown(models.tokens(session.model), standing_ask(session, policy), history)
+    model = standing.model
     asked = session.policy.get("max_output_tokens")
     measured = await asyncio.to_thread(
         sizes,
         turns,
         history.view,
         history.standing.pinned,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=standing.tokens,
         count=counter(model),
         around=around(model),
         strip_reasoning=policy.reasoning == "strip",
@@ -115,22 +117,6 @@ async def take(
         model,
         window,
         answer_reserve(window, asked, default_max_tokens),
-        prompt_tokens or measured.overhead_tokens + sum(turn.tokens for turn in measured.turns),
+        standing.tokens,
         measured,
     )
-
-
-async def _counted(
-    session: SessionRecord, history: History, policy: Policy, model: ModelTokens | None
-) -> tuple[ModelTokens | None, int]:
-    """What counts the path, and its tokens: as the engine read it, else as the model's template renders it, else as
-    the engine told (0: it never read it)."""
-    if history.head.tokens is not None or model is None:
-        return (model if history.head.tokens is not None else None), history.used_tokens
-    folded = await history.head.load_items(model.placement, policy.reasoning)
-    messages = system_message(session.system, folded) + messages_from_items(folded.items)
-    tools = tuple(dict(tool) for tool in session.tools)
-    try:
-        return model, await aside(lambda: model.count_messages(messages, tools=tools), messages)
-    except BadRequest:  # images, or roles that its template does not take: chat messages, estimated
-        return None, history.used_tokens

@@ -90,6 +90,16 @@ class Summariser:
             return self._told(model, reader, f"{placement.replica.name}: {error}")
         return self._told(model, reader, "")
 
+    async def prefill(self, replica: Replica, model: str, ids: bytes, *, name: str, salt: str, request_id: str) -> int:
+        """Have the replica read these ids, so that the next prompt that begins with them finds them cached -> tokens
+        that it had to compute. Raises EngineError, TimeoutError."""
+        reader = AnswerReader(None, lambda kind: kind)
+        asked = GenerateRequest(request_id, model, _whole(ids, name), Sampling(1, temperature=0.0), salt, BACKGROUND)
+        async with asyncio.timeout(self._timeout_s):
+            await _read(replica, asked, reader)
+        usage = reader.usage
+        return len(ids) // 4 if usage is None else usage.prompt_tokens - (usage.cached_tokens or 0)
+
     def _told(self, model: str, reader: AnswerReader, problem: str) -> Asked:
         usage, text = reader.usage, "".join(i.text for i in reader.answer.items(complete=True) if i.type == "message")
         return Asked(
@@ -155,13 +165,3 @@ async def _read(replica: Replica, asked: GenerateRequest, reader: AnswerReader) 
                 reader.push(delta)
     finally:
         replica.in_flight -= 1
-
-
-async def prefill(replica: Replica, model: str, ids: bytes, *, name: str, salt: str, request_id: str) -> int:
-    """Have the replica read these ids, so that the next prompt that begins with them finds them cached -> tokens that
-    it had to compute. Raises EngineError."""
-    reader = AnswerReader(None, lambda kind: kind)
-    asked = GenerateRequest(request_id, model, _whole(ids, name), Sampling(1, temperature=0.0), salt, BACKGROUND)
-    await _read(replica, asked, reader)
-    usage = reader.usage
-    return len(ids) // 4 if usage is None else usage.prompt_tokens - (usage.cached_tokens or 0)

@@ -1,6 +1,7 @@
 """What the store takes and gives of compactions, as plain values. Knows no SQL and no clock.
 
     begin_compaction    one at a time in a session, on the view that stands       -> running
+    renew_compaction    it is still at work: its deadline is put off              -> running
     commit_compaction   where that view still stands: the session's view_version + 1  -> committed
     end_compaction      otherwise                                                 -> failed | skipped
     revert_compaction   the view before it stands again: view_version + 1         -> reverted
@@ -17,6 +18,7 @@ from typing import Any, Literal
 CompactionStatus = Literal["running", "committed", "failed", "skipped", "reverted"]
 Trigger = Literal["background", "foreground", "manual"]
 INTERRUPTED = "interrupted"  # error code of one whose gateway died, or that outlasted its deadline
+SUPERSEDED = "superseded"  # of one that another gateway ended, whose turn could not wait for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class NewCompaction:
     owner: str  # "<gateway name>/<boot epoch>"
     deadline_s: float  # from now; past it, it counts as interrupted for whoever comes by
     view_version: int  # the session's, read before or with the view that `plan` was made on
+    supersedes: bool = False  # it ends the one that runs, whoever runs it
 
 
 @dataclass(frozen=True, slots=True)

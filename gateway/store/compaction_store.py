@@ -17,11 +17,17 @@ class CompactionStore(Access):
     async def begin_compaction(self, new: NewCompaction) -> CompactionRecord | None:
         """None: no such session. Said twice by its owner, the row that runs is returned.
 
-        Raises CompactionRunning (another's, its deadline not passed), ViewMoved, UnknownTurn (the head), DuplicateId,
-        ValueError where `base_id` names no committed compaction of the session.
+        Raises CompactionRunning (another's, its deadline not passed, and `new` does not supersede it), ViewMoved,
+        UnknownTurn (the head), DuplicateId, ValueError where `base_id` names no committed compaction of the session.
         """
         work = partial(compactions.begin_compaction, new=new, now=self._clock())
         return await self._write(work, "begin_compaction")
+
+    async def renew_compaction(self, tenant_id: str, session_id: str, id: str, deadline_s: float) -> bool:
+        """Put its deadline off to `deadline_s` from now. False: it does not run any more, or is gone."""
+        return await self._write(
+            lambda c: compactions.renew_compaction(c, tenant_id, session_id, id, deadline_s, self._clock())
+        )
 
     async def commit_compaction(
         self,

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, func, select, updat
 from gateway.store.begin import LiveSession
 from gateway.store.compaction_records import (
     INTERRUPTED,
+    SUPERSEDED,
     CompactionOver,
     CompactionRecord,
     CompactionRunning,
@@ -30,6 +31,7 @@ from gateway.store.rows import compaction_of, encode, storable
 from gateway.store.tables import COMMITTED, RUNNING, compactions, sessions, turns
 
 INTERRUPTION = encode({"code": INTERRUPTED, "message": "its gateway stopped, or it outlasted its deadline"})
+SUPERSESSION = encode({"code": SUPERSEDED, "message": "a turn at another gateway could not wait for it"})
 
 
 def begin_compaction(connection: Connection, new: NewCompaction, now: float) -> CompactionRecord | None:
@@ -43,12 +45,14 @@ def begin_compaction(connection: Connection, new: NewCompaction, now: float) -> 
     running = connection.execute(select(compactions).where(_in(session), RUNNING)).first()
     if running is not None and (running.id, running.owner) == (new.id, new.owner):
         return compaction_of(running)
-    if running is not None and running.deadline_at > now:
+    alive = running is not None and running.deadline_at > now
+    if running is not None and alive and not new.supersedes:
         raise CompactionRunning(running.id, running.deadline_at)
     if session.view_version != new.view_version:
         raise ViewMoved(session.view_version)
     if running is not None:
-        connection.execute(interrupt(now).where(_row(new.tenant_id, running.id)))
+        ended = interrupt(now, SUPERSESSION if alive else INTERRUPTION)
+        connection.execute(ended.where(_row(new.tenant_id, running.id)))
     if new.base_id is not None and _find(connection, session, new.base_id, COMMITTED) is None:
         raise ValueError(f"no view of compaction {new.base_id!r} stands in this session")
     if _seq(connection, session, new.head_turn_id) is None:
@@ -161,9 +165,18 @@ def pin_turn(
     return read_turns(connection, tenant_id, [turn_id])[0]
 
 
-def interrupt(now: float) -> Any:
-    """The update that ends running ones whose gateway is gone, or that took too long."""
-    return update(compactions).where(RUNNING).values(status="failed", error=INTERRUPTION, completed_at=now)
+def renew_compaction(
+    connection: Connection, tenant_id: str, session_id: str, id: str, deadline_s: float, now: float
+) -> bool:
+    """Whether it still runs."""
+    mine = and_(_row(tenant_id, id), compactions.c.session_id == session_id, RUNNING)
+    renewed = connection.execute(update(compactions).where(mine).values(deadline_at=now + deadline_s))
+    return renewed.rowcount > 0
+
+
+def interrupt(now: float, why: str = INTERRUPTION) -> Any:
+    """The update that ends running ones: their gateway is gone, they took too long, or another takes their place."""
+    return update(compactions).where(RUNNING).values(status="failed", error=why, completed_at=now)
 
 
 def _lock(connection: Connection, tenant_id: str, session_id: str, now: float) -> LiveSession | None:

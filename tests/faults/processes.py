@@ -54,6 +54,10 @@ def echo_command(port: int, tokens_per_s: float) -> list[str]:
     return [sys.executable, "-m", "tests.faults.slow_echo", str(port), str(tokens_per_s)]
 
 
+def told_command(port: int, told: Path, model: str = "echo") -> list[str]:
+    return [sys.executable, "-m", "tests.faults.told_echo", str(port), str(told), model]
+
+
 def engine_command(port: int, model: Path) -> list[str]:
     words = ["engine", "--model", str(model), "--port", str(port), "--threads", "1", "--pool-bytes", str(256 << 20)]
     return [sys.executable, "-m", "gateway.cli", *words]
