@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compression.budget import MOST_PER_TURN, Policy
+from compression.budget import MOST_PER_TURN, share
 from compression.ground import LEAST_SEGMENT, MARKER_TOKENS, Ground, SizedTurn, Unit
+from compression.merges import MERGE_SHARE
 from compression.segments import Segment
+
+FRESH = 1.5  # times its fair share of what segments may take: the recent past in more detail than the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +55,21 @@ def _ranges(ground: Ground, units: Sequence[Unit]) -> tuple[Range, ...]:
             groups.append(list(unit))
     ranges = []
     for group in groups:
-        source, budget = sum(turn.tokens for turn in group), _budget(ground.policy, group)
+        source, budget = sum(turn.tokens for turn in group), _budget(ground, group)
         if source > budget + ground.frame:
             ranges.append(Range(tuple(turn.id for turn in group), source, budget))
     return tuple(ranges)
 
 
-def _budget(policy: Policy, turns: Sequence[SizedTurn]) -> int:
-    """So many tokens for each turn, at most half of its own: to replace one turn more never makes a prompt longer."""
+def _budget(ground: Ground, turns: Sequence[SizedTurn]) -> int:
+    """So many tokens for each turn, at most half of its own: to replace one turn more never makes a prompt longer.
+
+    Past what segments may take in all, a new one gets no more than its share: else the rest is squeezed for it.
+    """
+    policy = ground.policy
     if policy.strategy in ("trim", "off"):
         return MARKER_TOKENS
-    most = min(policy.tokens_per_turn, MOST_PER_TURN)
+    replaced = len(turns) + sum(len(segment.turn_ids) for segment in ground.segments)
+    fair = FRESH * MERGE_SHARE * share(policy.target_ratio, ground.window) / replaced
+    most = min(policy.tokens_per_turn, MOST_PER_TURN, max(8, int(fair)))
     return max(LEAST_SEGMENT, sum(min(most, turn.tokens // 2) for turn in turns))

@@ -8,10 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
-from compression.budget import Policy
+from compression.budget import Policy, share
 from compression.cuts import MASK_TOKENS
 from compression.ground import FRAME_TOKENS, LEAST_SEGMENT, MARKER_TOKENS
+from compression.merges import MERGE_SHARE
 from compression.plan import NoPlan, Plan, Range, SizedPart, SizedTurn, plan
+from compression.ranges import FRESH
 from compression.segments import Segment
 
 WINDOW = 8192
@@ -299,3 +301,11 @@ def test_a_plan_shows_what_it_does_and_why() -> None:
     ]
     assert [option["way"] for option in shown["options"]] == [option.way for option in plan.options]
     assert all(option["why"] for option in shown["options"] if not option["eligible"])
+
+
+def test_a_new_summary_gets_no_more_than_its_share_once_the_past_is_long() -> None:
+    old = segment("s1", 500, *ids(2, 61))
+    (new,) = made([*turns(1, 61), *turns(62, 80)], (old,)).ranges
+    fair = FRESH * MERGE_SHARE * share(0.4, WINDOW) / (60 + len(new.turn_ids))
+    assert new.budget_tokens == int(fair) * len(new.turn_ids)
+    assert int(fair) < Policy().tokens_per_turn
