@@ -10,7 +10,8 @@ from compression.budget import share
 from compression.ground import LEAST_SEGMENT, Ground
 from compression.segments import Segment
 
-MERGE_SHARE = 0.6  # of the target: segments may take so much before they are merged; half lost 1.5 times the facts
+MERGE_SHARE = 0.65  # of the target: segments may take so much before they are merged; docs/log.md has what less loses
+ROOM_SHARE = 0.6  # of what is free beside what is kept: no more than that, where it is less
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,4 +70,4 @@ def _limit(ground: Ground, allowed: int) -> int:
     what is kept, as a prompt that is full again at once would be compacted again at once."""
     most = MERGE_SHARE * share(ground.policy.target_ratio, ground.window)
     room = allowed - ground.overhead - sum(ground.size[id] for id in ground.kept)
-    return int(max(most / 2, min(most, MERGE_SHARE * room)))
+    return int(max(most / 2, min(most, ROOM_SHARE * room)))

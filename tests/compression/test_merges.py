@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compression.budget import Policy
-from compression.merges import MERGE_SHARE
+from compression.merges import MERGE_SHARE, ROOM_SHARE
 from compression.plan import Merge
 from compression.segments import Segment
 from tests.compression.test_plan import ALLOWED, TARGET, ids, made, segment, turns
@@ -49,7 +49,7 @@ def test_segments_are_merged_sooner_where_overhead_leaves_little_room() -> None:
 def test_where_no_turn_may_go_segments_are_merged_alone() -> None:
     plan = made(turns(1, 8), old(1400, 1400), overhead_tokens=1300)
     assert (plan.way, plan.ranges, plan.cuts) == ("summarize", (), ())
-    assert plan.merges == (Merge(("s0", "s1"), ids(2, 5), 1, int(MERGE_SHARE * (ALLOWED - 1300 - 1200))),)
+    assert plan.merges == (Merge(("s0", "s1"), ids(2, 5), 1, int(ROOM_SHARE * (ALLOWED - 1300 - 1200))),)
     assert plan.options[-1].call_tokens == 0
 
 

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from compression.budget import Policy, least_gain
+from compression.merges import MERGE_SHARE
 from compression.plan import NoPlan, Plan
 from compression.segments import Segment
 from tests.compression.invariants import check, check_shown
@@ -110,7 +111,7 @@ def test_old_turns_fade_alike_and_summaries_keep_to_their_share() -> None:
         left |= {id: 1.0 for each in made.ranges for id in each.turn_ids}
         talk.carry_out(made)
         segments = [entry for entry in talk.shown if isinstance(entry, Segment)]
-        assert sum(segment.tokens for segment in segments) <= 0.6 * 0.4 * 8192
+        assert sum(segment.tokens for segment in segments) <= MERGE_SHARE * 0.4 * 8192
     ordered = [left[f"t{number}"] for number in range(1, TURNS) if f"t{number}" in left]
     third = len(ordered) // 3
     oldest, middle = (sum(part) / third for part in (ordered[:third], ordered[third : 2 * third]))
