@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from compression.change import superseded
-from compression.clauses import ClauseKind, clauses_of
+from compression.change import Changes, superseded
+from compression.clauses import Clause, ClauseKind, clauses_of
 from compression.conversation import Turn
 from compression.guard import Fact, Haystack, Ledger, facts_in
 from compression.salience import Option, options
-from compression.statements import Reader, Role, Statement, statements_of
+from compression.statements import Reader, Role, Said, Statement, statements_of
 from compression.transcript import elide, mask
 from compression.words import Vocabulary, language_of, normalise
 
@@ -43,8 +43,9 @@ class Extraction:
 def extract(turns: Sequence[Turn], *, budget_tokens: int, count: Count) -> Extraction:
     """The most telling clauses of the turns, at most `budget_tokens` tokens by `count`."""
     statements = statements_of(turns)
-    text = choose(statements, budget_tokens=budget_tokens, count=count)
-    ledger = Ledger(facts_in(statements))
+    changed = superseded(statements)
+    text = choose(statements, budget_tokens=budget_tokens, count=count, changed=changed)
+    ledger = Ledger(facts_in(statements, changed))
     return Extraction(text, ledger.kept(text), ledger.missing(text))
 
 
@@ -61,24 +62,25 @@ _FIELD = re.compile(r"^[\w.\-]{1,60}: ")
 
 def statements_in(texts: Sequence[str]) -> list[Statement]:
     """Summaries read back into statements: ours by their speaker lines, a model's as plain sentences."""
-    found: list[Statement] = []
-    read = Reader(german=language_of(" ".join(texts)[:6000]) == "de")
-
-    def add(text: str, role: Role, speaker: str, turn: int, kind: ClauseKind) -> None:
-        found.append(read(Statement(text, kind, role, speaker, f"segment {turn}", turn, len(found), chosen=True)))
-
+    reader = Reader(german=language_of(" ".join(texts)[:6000]) == "de", chosen=True)
     for number, text in enumerate(texts):
         for line in text.splitlines():
-            if match := _LINE.match(line):
-                speaker, rest = match.groups()
-                role: Role = speaker.partition(" ")[0].lower()  # type: ignore[assignment]
-                for piece in rest.split("; "):
-                    if piece.strip():
-                        add(piece.strip(), role, speaker, number, _kind(piece, role))
-            else:
-                for clause in clauses_of(line):
-                    add(clause.text, "summary", "", number, clause.kind)
-    return found
+            for said in _said(line):
+                reader.read(said, f"segment {number}", number)
+    return reader.statements
+
+
+def _said(line: str) -> Iterator[Said]:
+    match = _LINE.match(line)
+    if match is None:
+        for clause in clauses_of(line):
+            yield Said(clause, "summary", "")
+        return
+    speaker, rest = match.groups()
+    role: Role = speaker.partition(" ")[0].lower()  # type: ignore[assignment]
+    for piece in rest.split("; "):
+        if text := piece.strip():
+            yield Said(Clause(text, _kind(text, role), False), role, speaker)
 
 
 def _kind(piece: str, role: Role) -> ClauseKind:
@@ -94,12 +96,13 @@ def choose(
     count: Count,
     covered: str = "",
     grouped: bool = False,
+    changed: Changes | None = None,
 ) -> str:
     """The statements worth most under the budget, rendered. What stands in `covered` is worth nothing again; `grouped`
     brings together what each speaker said, in the order of their first, which saves naming them again and again."""
     if budget_tokens <= 0 or not statements:
         return ""
-    pool = options(statements, superseded(statements))
+    pool = options(statements, superseded(statements) if changed is None else changed)
     known = _known(covered, pool)
     if len(pool) <= CALIBRATION:
         pool = [replace(option, price=count(option.text) + 1.0) for option in pool]

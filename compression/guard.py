@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from compression.change import superseded
+from compression.change import Changes, superseded
 from compression.conversation import Turn
 from compression.patterns import FactKind
 from compression.statements import Role, Statement, statements_of
@@ -70,8 +70,9 @@ def facts_of(turns: Sequence[Turn]) -> tuple[Fact, ...]:
     return facts_in(statements_of(turns))
 
 
-def facts_in(statements: Sequence[Statement]) -> tuple[Fact, ...]:
-    changed = superseded(statements)
+def facts_in(statements: Sequence[Statement], changed: Changes | None = None) -> tuple[Fact, ...]:
+    """The same from statements; `changed`: what `superseded` found in them, where it was asked already."""
+    changed = superseded(statements) if changed is None else changed
     found: list[Fact] = []
     for statement in statements:
         for kind, value in statement.facts:

@@ -52,7 +52,7 @@ _ENDINGS = (
 _PATH = re.compile(
     r"(?<![\w/:.])(?:~|\.{1,2})?/(?:[\w.\-@+]+/)*[\w.\-@+]*[\w](?![\w])|"
     r"(?<![\w])[A-Za-z]:\\(?:[^\\\s:*?\"<>|]+\\)*[^\\\s:*?\"<>|,;]+|"
-    r"(?<![A-Za-z0-9_/.])(?:[A-Za-z0-9_.\-]+/)+[A-Za-z0-9_.\-]*\.[A-Za-z0-9]{1,6}(?![A-Za-z0-9_])"
+    r"(?<![A-Za-z0-9_/.])(?:[A-Za-z0-9_.\-]+/)+[A-Za-z0-9_.\-]*\.[A-Za-z][A-Za-z0-9]{0,5}(?![A-Za-z0-9_])"
 )
 _FILE = re.compile(
     r"(?<![A-Za-z0-9_/.])[A-Za-z0-9_][A-Za-z0-9_\-]*(?:\.[A-Za-z0-9_\-]+)*\.(?:" + _ENDINGS + r")(?![A-Za-z0-9_])"
@@ -62,7 +62,7 @@ _QUOTED = re.compile(
     r"《([^《》\n]{1,60})》|【([^【】\n]{1,60})】|(?<![\w\"])\"([^\"\n]{1,80})\"(?![\w\"])|"
     r"(?<![\w'’])'([^'\n]{2,60})'(?![\w'’])|(?<![\w‘])‘([^‘’\n]{2,60})’(?!\w)"
 )
-_QUOTES = frozenset("“„«「『《【\"'‘")
+_QUOTES = frozenset('“„«「『《【"‘')
 _TICKED = re.compile(r"`([^`\n]{1,80})`")
 _IDENTIFIER = re.compile(
     r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|"  # UUID
@@ -127,7 +127,7 @@ def _matches(text: str, *, german: bool) -> Iterator[tuple[FactKind, int, int]]:
     counted = cjk and _HAN_DIGIT.search(text) is not None
     digit = any(map(str.isdigit, text))
     yield from _pointers(text)
-    if not _QUOTES.isdisjoint(text):
+    if not _QUOTES.isdisjoint(text) or " '" in text or text.startswith("'"):
         for match in _QUOTED.finditer(text):
             yield "quoted", *match.span(match.lastindex or 0)
     yield from _table(text, (*(_WITH_DIGITS if digit else ()), *(_CJK if counted else ())))
@@ -142,8 +142,9 @@ def _matches(text: str, *, german: bool) -> Iterator[tuple[FactKind, int, int]]:
     if digit:
         for match in q.NUMBER.finditer(text):
             yield "number", *match.span()
-    for match in q.NUMBER_WORD.finditer(text):
-        yield "number", *match.span()
+    if not q.NUMBER_NAMES.isdisjoint(text.lower().replace(",", " ").split()):
+        for match in q.NUMBER_WORD.finditer(text):
+            yield "number", *match.span()
     for start, end in names(text, german=german, cjk=cjk):
         yield "name", start, end
 

@@ -74,6 +74,7 @@ MEASURE = re.compile(
 CJK_MEASURE = re.compile(r"(?:\d+(?:\.\d+)?|" + _HAN_NUM + r"|数)\s?" + _CJK_UNIT)
 NUMBER = re.compile(r"(?<![\w.,])[-+]?" + NUM + r"(?![A-Za-z_])")
 CJK_NUMBER = re.compile(r"(?<![A-Za-z0-9_.,])" + NUM + r"(?![A-Za-z_])|[一二两三四五六七八九十百千万亿]{2,}")
+NUMBER_NAMES = frozenset((*NUMBER_WORDS, *(f"{word}." for word in NUMBER_WORDS)))
 NUMBER_WORD = re.compile(
     r"(?<![\w'-])(?:" + "|".join(sorted(NUMBER_WORDS, key=len, reverse=True)) + r")(?![\w'-])", re.IGNORECASE
 )

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-from compression.clauses import Clause, ClauseKind, clauses_of, num_words, trim
+from compression.clauses import Clause, ClauseKind, clauses_of, num_words
 from compression.conversation import Item, Turn
+from compression.filler import trim
 from compression.patterns import FactKind, spans
 from compression.words import Term, Vocabulary, language_of
 
@@ -20,6 +21,7 @@ Role = Literal["user", "assistant", "tool", "call", "reasoning", "system", "summ
 MAX_FIELDS = 400  # of one tool output; past it, only every n-th is read
 MAX_VALUE_CHARS = 160  # of one JSON string before it is read as text
 PASTED_CHARS = 1500  # of a user message; in a longer one, only what is in the first person is surely the user's own
+SHORT_ANSWER_WORDS = 5  # so few words of a user are an answer to what the assistant asked last
 MAX_LINE_CHARS = 4000  # of one message that is a single "sentence": base64, minified code
 
 
@@ -40,31 +42,57 @@ class Statement:
     chosen: bool = False  # stands in an older summary: somebody chose it already
 
 
-class Reader:
-    """Finds the facts and terms of statements."""
+class Said(NamedTuple):
+    """A clause and who says it, before it is read."""
 
-    def __init__(self, *, german: bool) -> None:
-        self._german = german
+    clause: Clause
+    role: Role
+    speaker: str
+    subject: str = ""
+    pasted: bool = False
+
+
+class Reader:
+    """Makes statements: finds their facts and terms, and numbers them."""
+
+    def __init__(self, *, german: bool, chosen: bool = False) -> None:
+        self.statements: list[Statement] = []
+        self._german, self._chosen = german, chosen
         self._vocabulary = Vocabulary()
 
-    def __call__(self, statement: Statement) -> Statement:
-        facts = tuple((span.kind, span.value) for span in spans(statement.text, german=self._german))
-        return replace(statement, facts=facts, terms=self._vocabulary.terms(statement.text))
+    def read(self, said: Said, turn_id: str, turn: int) -> None:
+        clause, role, speaker, subject, pasted = said
+        self.statements.append(
+            Statement(
+                clause.text,
+                clause.kind,
+                role,
+                speaker,
+                turn_id,
+                turn,
+                len(self.statements),
+                clause.follows,
+                subject,
+                tuple((span.kind, span.value) for span in spans(clause.text, german=self._german)),
+                self._vocabulary.terms(clause.text),
+                pasted,
+                self._chosen,
+            )
+        )
 
 
 def statements_of(turns: Sequence[Turn]) -> list[Statement]:
     """All statements in order. Never raises on odd payloads: what cannot be read as JSON is read as text."""
-    found: list[Statement] = []
-    read = Reader(german=language_of(" ".join(_prose(turns))) == "de")
+    reader = Reader(german=language_of(" ".join(_prose(turns))) == "de")
     calls: dict[str, tuple[str, str]] = {}
-    asked = ""
+    asked = ""  # the end of what the assistant said last: a short answer needs its question
     for number, turn in enumerate(turns):
         for item in turn.items:
-            for statement in _of_item(item, calls, asked):
-                found.append(read(replace(statement, turn_id=turn.id, turn=number, index=len(found))))
+            for said in _of_item(item, calls, asked):
+                reader.read(said, turn.id, number)
             if item.type == "message":
-                asked = _last_question(item) if item.role == "assistant" else ""
-    return found
+                asked = item.text[-400:] if item.role == "assistant" else ""
+    return reader.statements
 
 
 def _prose(turns: Sequence[Turn]) -> Iterator[str]:
@@ -77,7 +105,7 @@ def _prose(turns: Sequence[Turn]) -> Iterator[str]:
                 yield text
 
 
-def _of_item(item: Item, calls: dict[str, tuple[str, str]], asked: str) -> Iterator[Statement]:
+def _of_item(item: Item, calls: dict[str, tuple[str, str]], asked: str) -> Iterator[Said]:
     if item.type == "function_call":
         name = str(item.payload.get("name", "")) or "function"
         calls[str(item.payload.get("call_id", ""))] = (name, item.text)
@@ -86,58 +114,45 @@ def _of_item(item: Item, calls: dict[str, tuple[str, str]], asked: str) -> Itera
         name, arguments = calls.get(str(item.payload.get("call_id", "")), ("", ""))
         yield from _fields(item.text, "tool", f"Tool {name}".rstrip(), f"{name}({arguments})")
     elif item.type == "reasoning":
-        text = item.text or _summary_text(item)
-        yield from _clauses(text, "reasoning", "Reasoning")
+        yield from _clauses(item.text or _summary_text(item), "reasoning", "Reasoning")
     else:
         role: Role = item.role if item.role in ("user", "assistant") else "system"  # type: ignore[assignment]
-        clauses = list(_read(item.text))
-        if (
-            role == "user"
-            and asked
-            and len(clauses) == 1
-            and num_words(clauses[0].text) <= 5
-            and clauses[0].kind == "statement"
-        ):
-            clauses = [Clause(f"{asked.rstrip(' ?？')} - {clauses[0].text}", "statement", False)]
         pasted = role == "user" and len(item.text) > PASTED_CHARS
+        clauses = list(_read(item.text))
+        if role == "user" and _is_short_answer(clauses) and (question := _last_question(asked)):
+            clauses = [Clause(f"{question.rstrip(' ?？')} - {clauses[0].text}", "statement", False)]
         for clause in clauses:
-            yield replace(_statement(clause, role, role.capitalize()), pasted=pasted)
+            yield Said(clause, role, role.capitalize(), "", pasted)
+
+
+def _is_short_answer(clauses: Sequence[Clause]) -> bool:
+    return len(clauses) == 1 and clauses[0].kind == "statement" and num_words(clauses[0].text) <= SHORT_ANSWER_WORDS
 
 
 def _summary_text(item: Item) -> str:
     parts = item.payload.get("summary")
-    return (
-        " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
-        if isinstance(parts, list)
-        else ""
-    )
+    if not isinstance(parts, list):
+        return ""
+    return " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
 
 
 def _read(text: str) -> Iterator[Clause]:
     for clause in clauses_of(text):
-        yield (
-            clause
-            if len(clause.text) <= MAX_LINE_CHARS
-            else Clause(clause.text[:MAX_LINE_CHARS], clause.kind, clause.follows)
-        )
+        yield clause._replace(text=clause.text[:MAX_LINE_CHARS])
 
 
-def _clauses(text: str, role: Role, speaker: str) -> Iterator[Statement]:
+def _clauses(text: str, role: Role, speaker: str) -> Iterator[Said]:
     for clause in _read(text):
-        yield _statement(clause, role, speaker)
+        yield Said(clause, role, speaker)
 
 
-def _statement(clause: Clause, role: Role, speaker: str, subject: str = "") -> Statement:
-    return Statement(clause.text, clause.kind, role, speaker, "", 0, 0, clause.follows, subject)
-
-
-def _last_question(item: Item) -> str:
-    clauses = list(clauses_of(item.text[-400:]))
+def _last_question(text: str) -> str:
+    clauses = list(clauses_of(text))
     last = clauses[-1] if clauses else None
     return last.text if last is not None and last.kind == "question" and num_words(last.text) <= 14 else ""
 
 
-def _fields(text: str, role: Role, speaker: str, subject: str) -> Iterator[Statement]:
+def _fields(text: str, role: Role, speaker: str, subject: str) -> Iterator[Said]:
     """A tool's arguments or output: its JSON leaf by leaf, or its text clause by clause."""
     try:
         value = json.loads(text)
@@ -155,7 +170,7 @@ def _fields(text: str, role: Role, speaker: str, subject: str) -> Iterator[State
             yield from _clauses(leaf, role, speaker)
         else:
             text = f"{'.'.join(named[-2:]) or 'value'}: {trim(leaf) or leaf}"
-            yield _statement(Clause(text, "field", False), role, speaker, f"{subject}{path}" if subject else "")
+            yield Said(Clause(text, "field", False), role, speaker, f"{subject}{path}" if subject else "")
 
 
 def _leaves(value: object, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], str]]:

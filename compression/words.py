@@ -13,6 +13,11 @@ from collections import Counter
 from typing import NamedTuple
 
 
+def joined(table: str, between: str = "") -> str:
+    """A table written over several lines as one line; lines are parted where nothing or `between` belongs."""
+    return between.join(line.strip() for line in table.strip().splitlines())
+
+
 def _table(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
