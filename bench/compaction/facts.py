@@ -4,6 +4,7 @@ Ours sets the pace: whenever it compacts, the others do, and may keep as many to
 rows). A method that keeps less than it may has chosen so.
 
     conversations "extracted"   many, no model: ours by extraction, and the others that ask no model
+    conversations "held out"    the same on topics that extraction was never tuned on
     conversations "modelled"    few: the real model writes summaries for all methods that want them
 """
 
@@ -24,7 +25,8 @@ from bench.compaction import figures, longmemeval
 from bench.compaction.chat import read_dialogues
 from bench.compaction.context import Context, Sizer, Write
 from bench.compaction.figures import EXTRACTED, OURS, Look, Seen
-from bench.compaction.generate import Conversation, Fact, generate
+from bench.compaction.generate import Conversation, Fact, Topics, generate
+from bench.compaction.held_out import HELD_RULED, HELD_UNRULED
 from bench.compaction.langchain_peer import LangChain, Summarization, TrimMessages, interpreter, langchain
 from bench.compaction.ours import Ours
 from bench.compaction.peers import Article, DropOldest, Full, HeadTail, Method, Oracle, Rolling
@@ -38,6 +40,7 @@ from gateway.sessions.tokens import ModelTokens
 TEMPLATES = ROOT / "tests" / "fixtures" / "templates"
 DIALOGUES = Path("mtbench101") / "mtbench101.jsonl"
 Dialogues = list[list[tuple[str, str]]] | None
+HELD_OUT_SEED = 201
 HELD = (5, 10)  # compactions after which ours is held against the others
 
 
@@ -51,6 +54,7 @@ class Shape:
     density: float = 0.6  # facts a turn, as long as there are topics
     points: tuple[int, ...] = (1, 5, 10)  # compactions after which contexts are looked at
     extracted: int = 8  # conversations
+    held_out: int = 4
     modelled: int = 2
     modelled_points: tuple[int, ...] = (1, 5, 10)
     modelled_window: int = 4096
@@ -62,6 +66,7 @@ class Shape:
 
 QUICK = Shape(
     extracted=2,
+    held_out=1,
     modelled=1,
     modelled_points=(1,),
     modelled_window=2048,
@@ -159,12 +164,14 @@ def plain_methods(sizer: Sizer, conversation: Conversation, trimmer: LangChain |
     return [*methods, TrimMessages(sizer, trimmer)] if trimmer else methods
 
 
-async def extracted(run: Run, dialogues: Dialogues, trimmer: LangChain | None) -> None:
+async def extracted(
+    run: Run, dialogues: Dialogues, trimmer: LangChain | None, seeds: Sequence[int], **topics: Topics
+) -> None:
     """The conversations without a model; every second one talks about what people talked about in MT-Bench-101."""
     shape = run.shape
-    for seed in range(1, shape.extracted + 1):
+    for seed in seeds:
         about = dialogues if seed % 2 == 0 else None
-        conversation = generate(seed, turns=shape.turns, density=shape.density, dialogues=about)
+        conversation = generate(seed, turns=shape.turns, density=shape.density, dialogues=about, **topics)
         sizer = Sizer(run.tokens, conversation.system)
         ours = Ours(EXTRACTED, sizer, Policy(strategy="extract"), window=shape.window, reserve=shape.reserve)
         moments = await run.pace(conversation, ours, shape.points)
@@ -267,7 +274,10 @@ async def measure(
             run.reduced.append(f"LangChain: {reason}")
         async with AsyncExitStack() as stack:
             trimmer = await stack.enter_async_context(langchain(python)) if python else None
-            await extracted(run, dialogues, trimmer)
+            await extracted(run, dialogues, trimmer, range(1, shape.extracted + 1))
+            held = Run(shape, tokens, run.families, start)
+            seeds = range(HELD_OUT_SEED, HELD_OUT_SEED + shape.held_out)
+            await extracted(held, dialogues, trimmer, seeds, ruled=HELD_RULED, unruled=HELD_UNRULED)
             memory = await longmemeval.measure(longmemeval.history(), tokens)
             _say(f"LongMemEval is through, {time.monotonic() - start:.0f} s")
             asked = None
@@ -279,7 +289,7 @@ async def measure(
         if run.contexts and shape.reader_questions:
             await asyncio.to_thread(read, run, model, threads)
     return {
-        **result(run),
+        **result(run, held),
         "langchain": trimmer.versions if trimmer else None,
         "longmemeval": memory,
         "model_calls": asked.calls if asked else 0,
@@ -288,44 +298,52 @@ async def measure(
     }
 
 
-def result(run: Run) -> dict[str, Any]:
+def result(run: Run, held: Run) -> dict[str, Any]:
     """The last line of the program, less what it cost."""
     looks, shape = run.looks, run.shape
     without = figures.over_best_other(looks, EXTRACTED, HELD, modelled=False)
     with_model = figures.over_best_other(looks, OURS, HELD, modelled=True)
+    held_out = figures.over_best_other(held.looks, EXTRACTED, HELD, modelled=False)
 
     def worse(group: str) -> float | None:
-        both = [each[group]["worst"] for each in (without, with_model) if each[group]["worst"] is not None]
+        both = [each[group]["worst"] for each in (without, with_model, held_out) if each[group]["worst"] is not None]
         return max(both, default=None)
 
+    mine = [
+        figures.survival(one for look in figures.of(run_looks, name, point, modelled=modelled) for one in look.seen)
+        for run_looks, name, modelled in (
+            (looks, EXTRACTED, False),
+            (looks, OURS, True),
+            (held.looks, EXTRACTED, False),
+        )
+        for point in HELD
+    ]
     groups = {(look.method, look.modelled, look.compactions) for look in looks}
     rows = [
         figures.row([look for look in looks if (look.method, look.modelled, look.compactions) == group])
         for group in sorted(groups, key=lambda group: (group[1], group[2], group[0]))
     ]
-    mine = [row for row in rows if row["method"] in (OURS, EXTRACTED) and row["compactions"] in HELD]
     last = [look for look in looks if look.compactions == max(shape.points)]
     return {
         "parameters": asdict(shape),
         "rows": rows,
         "extracted": without,
         "modelled": with_model,
+        "held_out": held_out,
         "by_kind": figures.by_kind(last),
         "by_age": figures.by_age(last),
         "sources": {name: dict(counter) for name, counter in run.sources.items()},
         "sources_share": {name: shares(counter) for name, counter in run.sources.items()},
         "problems": dict(run.problems.most_common(12)),
-        "contexts_rendered": run.rendered,
-        "template_failure_examples": run.template_failures[:8],
+        "contexts_rendered": run.rendered + held.rendered,
+        "template_failure_examples": (run.template_failures + held.template_failures)[:8],
         "reduced": run.reduced,
         "lost_over_best_other": worse("all"),
         "lost_over_best_other_ruled": worse("ruled"),
         "lost_over_best_other_unruled": worse("unruled"),
-        "identifier_survival": min(
-            (row["identifier_survival"] for row in mine if row["identifier_survival"] is not None), default=None
-        ),
-        "orphans": run.orphans,
-        "template_failures": len(run.template_failures),
+        "identifier_survival": min((kept for kept in mine if kept is not None), default=None),
+        "orphans": run.orphans + held.orphans,
+        "template_failures": len(run.template_failures) + len(held.template_failures),
     }
 
 

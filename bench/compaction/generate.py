@@ -8,7 +8,7 @@ of a function_call_output that the turn after the call brings in, as a client do
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from random import Random
@@ -20,6 +20,7 @@ from bench.compaction.score import Kept, normalised
 from bench.compaction.unruled import UNRULED
 from compression.conversation import Item, Turn
 
+Topics = Mapping[str, tuple[Topic, ...]]
 SYSTEM = (
     "You are a patient assistant. You help one person with the household, travel, work and everything that comes up."
     " Remember what you are told about their life, and answer in the language you are asked in."
@@ -77,7 +78,13 @@ class _Said:
 
 
 def generate(
-    seed: int, *, turns: int = 200, density: float = 0.6, dialogues: Sequence[list[tuple[str, str]]] | None = None
+    seed: int,
+    *,
+    turns: int = 200,
+    density: float = 0.6,
+    dialogues: Sequence[list[tuple[str, str]]] | None = None,
+    ruled: Topics = RULED,
+    unruled: Topics = UNRULED,
 ) -> Conversation:
     """`density`: facts a turn, until every topic was told once. `dialogues`: what to talk about; None: our own."""
     random = Random(seed)
@@ -89,12 +96,13 @@ def generate(
     heard = normalised(" ".join(chain.from_iterable((*each.user, each.answer) for each in said)))
     facts: list[Fact] = []
     values: set[str] = set()
-    queue = _topics(random)
+    queue = _topics(random, chain(ruled.items(), unruled.items()))
     for at, each in enumerate(said):
         if random.random() < density:
             if (next_up := next(queue, None)) is not None:
                 kind, topic = next_up
-                facts += _tell(random, kind, topic, said, at, heard, values)
+                told = _tell(random, kind, topic, said, at, heard, values)
+                facts += [replace(fact, ruled=kind in ruled) for fact in told]
         elif random.random() < NOISE_CALL:
             each.call = _call(random, {})
     made = tuple(_turns(said))
@@ -107,9 +115,9 @@ def generate(
     )
 
 
-def _topics(random: Random) -> Iterator[tuple[str, Topic]]:
+def _topics(random: Random, given: Iterable[tuple[str, tuple[Topic, ...]]]) -> Iterator[tuple[str, Topic]]:
     """Every topic once, kinds taking turns, so that each kind is told early and late."""
-    kinds = {kind: random.sample(topics, len(topics)) for kind, topics in chain(RULED.items(), UNRULED.items())}
+    kinds = {kind: random.sample(topics, len(topics)) for kind, topics in given}
     while kinds:
         for kind in random.sample(list(kinds), len(kinds)):
             yield kind, kinds[kind].pop()
@@ -143,14 +151,13 @@ def _tell(
         statement = random.choice(topic.say).format(v=value, old=old)
         _say(random, said[told], topic, statement)
     choices = _choices(random, topic, value, old)
-    ruled = kind in RULED
     id = f"{kind}-{topic.keys[0]}"
     exact = topic.values in IDENTIFIERS if callable(topic.values) else False
     return [
         Fact(
             id,
             kind,
-            ruled,
+            True,
             told,
             topic.by,
             topic.ask,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import pytest
 
+from bench.compaction.bank import Topic
 from bench.compaction.generate import Conversation, Fact, generate
+from bench.compaction.held_out import HELD_RULED, HELD_UNRULED
 from bench.compaction.ruled import RULED
 from bench.compaction.score import Kept, normalised
 from bench.compaction.unruled import UNRULED
@@ -63,11 +63,17 @@ def test_tool_calls_are_answered_in_the_next_turn(conversation: Conversation) ->
     assert called >= 5
 
 
-@pytest.mark.parametrize("topic", list(chain(*RULED.values(), *UNRULED.values())), ids=lambda topic: topic.ask)
-def test_every_way_to_say_a_thing_connects_value_and_subject(topic) -> None:  # type: ignore[no-untyped-def]
-    if topic.by == "tool":
-        pytest.skip("a tool's field is the statement")
-    kind = next(kind for kind, topics in {**RULED, **UNRULED}.items() if topic in topics)
+EVERY = [
+    pytest.param(kind, topic, id=topic.ask)
+    for kinds in (RULED, UNRULED, HELD_RULED, HELD_UNRULED)
+    for kind, topics in kinds.items()
+    for topic in topics
+    if topic.by != "tool"  # a tool's field is the statement
+]
+
+
+@pytest.mark.parametrize(("kind", "topic"), EVERY)
+def test_every_way_to_say_a_thing_connects_value_and_subject(kind: str, topic: Topic) -> None:
     value = "QX-4411" if callable(topic.values) else topic.values[0]
     for say in topic.say:
         assert Kept(say.format(v=value, old="before")).connected(fact(value, kind=kind, keys=topic.keys)), say

@@ -92,13 +92,13 @@ async def test_a_small_run_ends_in_the_figures(model_dir: Path) -> None:
     shape = facts.Shape(window=2048, reserve=128, turns=40, points=(1, 2), extracted=2, modelled=0)
     tokens = ModelTokens.load(model_dir, name="m")
     run = facts.Run(shape, tokens, families(TEMPLATES.glob("smol*.jinja")), 0.0)
-    await facts.extracted(run, None, None)
-    result = facts.result(run)
+    await facts.extracted(run, None, None, (1, 2))
+    result = facts.result(run, run)
     rows = {(row["method"], row["compactions"]): row for row in result["rows"]}
     assert rows["full context", 2]["lost"] == rows["oracle", 2]["lost"] == 0
     assert rows["drop oldest", 2]["kept_tokens"] <= rows[EXTRACTED, 2]["kept_tokens"]
     assert rows[EXTRACTED, 2]["lost"] < rows["drop oldest", 2]["lost"]
-    assert (result["orphans"], result["template_failures"], result["contexts_rendered"]) == (0, 0, 8)
+    assert (result["orphans"], result["template_failures"], result["contexts_rendered"]) == (0, 0, 16)
     assert result["sources"][EXTRACTED] == {"extracted": 4}
 
 
@@ -170,7 +170,7 @@ def test_a_row_has_spread_and_identifiers() -> None:
 def test_every_figure_stands_on_the_page() -> None:
     run = facts.Run(facts.Shape(), None, (), 0.0)  # type: ignore[arg-type]  # nothing is counted
     run.looks = [look(EXTRACTED, [True, False]), look("drop oldest", [False, False])]
-    result = facts.result(run)
+    result = facts.result(run, run)
     page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
     assert [name for name in (*result, *result["rows"][0]) if f"`{name}`" not in page] == []
     assert json.dumps(result)
