@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from compression.clauses import depends_on_before
 from compression.patterns import FactKind
 from compression.statements import Statement
-from compression.words import is_grammatical, normalise, stem, words
+from compression.words import is_cjk, is_grammatical, normalise, stem, words
 
 Changes = dict[
     tuple[int, str], int
@@ -32,7 +32,7 @@ _STRONG = re.compile(
     r"umgezogen|ab jetzt|ich meinte|finalement|plutôt|au lieu|désormais|changé|déplacé|reporté|repoussé|"
     r"ne\s.{1,30}\splus|correction|je voulais dire|"
     r"en realidad|en lugar|en vez|cambi\w+|ahora es|ya no|corrección|invece|non più|cambiat\w|spostat\w)\b|"
-    r"改成|改为|改到|改在|改用|换成|換成|变成|变更|更正|不再|不是.{1,12}而是|其实|搬到|搬去|推迟|提前到|更新为|纠正|取消|調整|调整|"
+    r"改成|改为|提高到|降到|降低到|增加到|减少到|改到|改在|改用|换成|換成|变成|变更|更正|不再|不是.{1,12}而是|其实|搬到|搬去|推迟|提前到|更新为|纠正|取消|調整|调整|"
     r"変更|変わりま|変わった|ではなく|じゃなくて|やっぱり|訂正|に移|引っ越|延期|もう.{1,12}ない|바뀌|변경|아니라|대신",
 )
 _WEAK = re.compile(
@@ -139,7 +139,7 @@ def _same_subject(shared: int, mine: int, other: int, earlier: Statement, later:
         return False
     least, most = min(mine, other), max(mine, other)
     if strong:
-        return shared / least >= 0.5 or shared >= 3
+        return shared / least >= (0.25 if is_cjk(later.text) else 0.5) or shared >= 3
     if not {earlier.role, later.role} <= {"user", "summary"}:
         return False
     if _WEAK.search(later.text.lower()):

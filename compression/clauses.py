@@ -45,6 +45,7 @@ _CUT = re.compile(
     r"sondern|mais|car|et\s(?:je|nous|il|elle|mon|ma|le|la)|parce|pero|porque|y\s(?:yo|mi|el|la)|ma|perché|"
     r"e\s(?:io|il|la|mio))\b)|"
     r"\s+(?=(?:but|because)\s(?:i|we|my|our|he|she|it|they|the|this|that)\b)|\s+(?=and\s(?:i|we|my|our|it's|it)\b)|"
+    r",\s+(?=(?:never|don't|do\snot|always|only)\s\w+\s\w+\s\w+)|"
     r"[，；]\s*",
     re.IGNORECASE,
 )

@@ -66,7 +66,8 @@ MONEY = re.compile(
     r"(?![A-Za-z]))"
 )  # fmt: skip
 CJK_MONEY = re.compile(
-    r"(?:" + NUM + r"|" + _HAN_NUM + r")\s?(?:万|千|百)?(?:元|块钱|块|美元|欧元|人民币|円|万円|ドル|ユーロ|ウォン|원)"
+    r"(?:" + NUM + r"|" + _HAN_NUM + r")(?:\s?[万千百]\d*)*\s?"
+    r"(?:元|块钱|块|美元|欧元|人民币|円|万円|ドル|ユーロ|ウォン|원)"
 )
 MEASURE = re.compile(
     r"(?<![\w.,])[-+±~≈]?" + NUM + r"(?:\s?(?:-|–|to|bis|à|x|×)\s?" + NUM + r")?[\s\-]?" + _UNIT + r"(?![A-Za-z0-9])"

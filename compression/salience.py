@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from compression.change import Changes
 from compression.guard import KIND_WEIGHT, FactKind
 from compression.statements import Role, Statement
-from compression.tone import is_noise, tone_of
+from compression.tone import is_noise, tone_of, turns_round
 from compression.words import ALL_FUNCTION_WORDS, Term, Vocabulary, normalise
 
 # Weights were set by how many planted facts survive in conversations of several kinds (docs/log.md).
@@ -28,6 +28,7 @@ WIDE = 0.65  # times, for a pair of Chinese, Japanese or Korean characters
 FACT_TONE = 0.55  # a fact counts at least so, however it is said
 IDENTIFYING = 3.5  # worth of each token of an identifier that is named in prose: it is dear, and cannot be guessed
 IDENTIFYING_ELSEWHERE = 0.8  # of one in code, in a tool's prose, in reasoning
+GIVEN = 2.5  # of one that an assistant gives out in prose
 RETURNED = 2.0  # of one that is a field of a tool's output
 LONGEST = 80  # characters of one that are paid for
 WORD_OF_ROLE: dict[Role, float] = {
@@ -153,8 +154,10 @@ def _units(
 
 
 def _price(statement: Statement, kind: FactKind, value: str) -> float:
-    if statement.role in ("user", "summary") or (statement.role == "assistant" and _is_given(kind, value)):
+    if statement.role in ("user", "summary"):
         return IDENTIFYING
+    if statement.role == "assistant" and _is_given(kind, value):
+        return GIVEN
     return RETURNED if statement.kind == "field" and statement.role == "tool" else IDENTIFYING_ELSEWHERE
 
 
@@ -175,6 +178,10 @@ def shorter(statement: Statement) -> Iterable[str]:
         if kind in _IDENTIFYING and (at := statement.text.find(value)) > 0:
             begin = statement.text.rfind(" ", 0, at) + 1
             before = statement.text[:begin].split()[-TAG_WORDS:]
+            for number, word in enumerate(before, 1):
+                if word[-1:] in ",;:":
+                    before = before[number:]
+                    break
             while before and before[0].casefold() in ALL_FUNCTION_WORDS:
                 before = before[1:]
             if len(tag := " ".join((*before, statement.text[begin : at + len(value)]))) < 0.7 * len(statement.text):
@@ -197,7 +204,7 @@ def core(statement: Statement) -> str | None:
     end = min(len(words), last + 2) if end is None else end
     while end > last and words[end - 1].strip(",;:").casefold() in ALL_FUNCTION_WORDS:
         end -= 1
-    if end - begin > SHORT_ENOUGH * len(words):
+    if end - begin > SHORT_ENOUGH * len(words) or turns_round(" ".join((*words[:begin], *words[end:]))):
         return None
     return " ".join(words[begin:end]).strip(" ,;:-")
 

@@ -7,6 +7,7 @@ name of the object it is in. Nothing is judged here.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -23,6 +24,9 @@ MAX_VALUE_CHARS = 160  # of one JSON string before it is read as text
 PASTED_CHARS = 1500  # of a user message; in a longer one, only what is in the first person is surely the user's own
 SHORT_ANSWER_WORDS = 5  # so few words of a user are an answer to what the assistant asked last
 MAX_LINE_CHARS = 4000  # of one message that is a single "sentence": base64, minified code
+
+
+_STAMP = re.compile(r"^\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}[\d.,]*(?:Z|[+-]\d{2}:?\d{2})?\]?\s+", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,16 @@ class Reader:
                 len(self.statements),
                 clause.follows,
                 subject,
-                tuple((span.kind, span.value) for span in spans(clause.text, german=self._german)),
+                self._facts(clause),
                 self._vocabulary.terms(clause.text),
                 pasted,
                 self._chosen,
             )
         )
+
+    def _facts(self, clause: Clause) -> tuple[tuple[FactKind, str], ...]:
+        text = clause.text.partition(": ")[2] if clause.kind == "field" else clause.text  # a key is no fact
+        return tuple((span.kind, span.value) for span in spans(text, german=self._german))
 
 
 def statements_of(turns: Sequence[Turn]) -> list[Statement]:
@@ -142,6 +150,8 @@ def _read(text: str) -> Iterator[Clause]:
 
 
 def _clauses(text: str, role: Role, speaker: str) -> Iterator[Said]:
+    if role == "tool":
+        text = _STAMP.sub("", text)
     for clause in _read(text):
         yield Said(clause, role, speaker)
 

@@ -84,6 +84,7 @@ _NOISE = re.compile(
     r"hash|checksum|"
     r"created_at|updated_at|timestamp|success|ok|href|self|_\w+|version): ",
 )
+_LOGGED = re.compile(r"\[?(?:info|debug|trace|notice)\b")
 _TROUBLE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|warning|denied|timeout|timed out|refused|not found|fatal|"
     r"fehler|erreur)\b|错误|失败|エラー|失敗",
@@ -106,6 +107,8 @@ def tone_of(statement: Statement) -> float:
     text, role = statement.text.lower(), statement.role
     tone = {"question": QUESTION, "code": CODE, "heading": HEADING}.get(statement.kind, 1.0)
     if role == "tool":
+        if _LOGGED.match(text):
+            tone *= NOISE
         return tone * (TROUBLE if _TROUBLE.search(text) else 1.0) * (NOISE if _NOISE.search(text) else 1.0)
     if role == "assistant":
         if _COMMITMENT.search(text):
@@ -134,6 +137,11 @@ def tone_of(statement: Statement) -> float:
     if changes(text):
         tone *= CHANGING
     return tone
+
+
+def turns_round(text: str) -> bool:
+    """Whether a text says "not" or "failed" in some way: a clause without it would say something else."""
+    return _NEGATION.search(text.lower()) is not None or _TROUBLE.search(text.lower()) is not None
 
 
 def is_noise(statement: Statement) -> bool:

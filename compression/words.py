@@ -255,11 +255,37 @@ def language_of(text: str) -> str | None:
     return found[0][0]
 
 
+_HAN_DIGITS = {char: number for number, char in enumerate("〇一二三四五六七八九")} | {"零": 0, "两": 2}
+_HAN_UNITS = {"十": 10, "百": 100, "千": 1000}
+_HAN_MYRIADS = {"万": 10**4, "億": 10**8, "亿": 10**8}
+_HAN_NUMBER = re.compile(
+    r"(?:\d+(?:\.\d+)?|[〇零一二两三四五六七八九])(?:[〇零一二两三四五六七八九\d]*[十百千万億亿])+[一二三四五六七八九]?"
+)
+
+
+def _arabic(number: str) -> str:
+    """A number in Han numerals, or digits with them ("3万2千"), in digits; as it is where it is no plain number."""
+    total, below, digits = 0.0, 0.0, ""
+    for char in number:
+        if char in _HAN_UNITS:
+            below += float(digits or 1) * _HAN_UNITS[char]
+            digits = ""
+        elif char in _HAN_MYRIADS:
+            total += (below + float(digits or 0)) * _HAN_MYRIADS[char]
+            below, digits = 0.0, ""
+        else:
+            digits += str(_HAN_DIGITS.get(char, char))
+    total += below + float(digits or 0)
+    return str(int(total)) if total == int(total) and total < 10**15 else number
+
+
 def normalise(text: str) -> str:
     """For comparing values: NFKC, case folded, spaces as one, digit groups joined ("1,000" is "1000"), small number
-    words as digits, typographic quotes and dashes as plain ones."""
+    words and Han numerals as digits, typographic quotes and dashes as plain ones."""
     text = unicodedata.normalize("NFKC", text).casefold()
     text = text.translate(_PLAIN)
+    if _HAN_NUMBER.search(text):
+        text = _HAN_NUMBER.sub(lambda match: _arabic(match[0]), text)
     text = _GROUPED.sub(lambda match: match[1] + re.sub(r"\D", "", match[2]), text)
     text = re.sub(r"[a-zäöüß]+", lambda match: NUMBER_WORDS.get(match[0], match[0]), text)
     return _SPACE.sub(" ", text).strip()

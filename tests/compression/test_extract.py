@@ -98,6 +98,34 @@ def test_what_a_user_says_outlives_an_assistants_advice(said: str, kept: str) ->
     assert "Thanks" not in found
 
 
+@pytest.mark.parametrize(
+    ("said", "whole"),
+    [
+        ("The repo is in ~/work/exporter, never push to the release branch.", "never push to the release branch"),
+        ("And don't touch the timeout, ops wants it at 30.", "don't touch the timeout, ops wants it at 30"),
+        ("For the menu of the whole party, which I wrote down, nobody may order from KITCHEN-77.", "nobody may order"),
+    ],
+)
+def test_what_is_denied_is_not_cut_from_what_is_kept(said: str, whole: str) -> None:
+    turns = talk((said, ADVICE), ("My code is QX-4481, my other code is QX-4482.", ADVICE))
+    assert whole in extract(turns, budget_tokens=44, count=count).text
+
+
+def test_logs_keep_their_errors() -> None:
+    log = "\n".join(f"2026-03-02 02:00:{n:02} INFO  step {n} of the nightly job is done" for n in range(40))
+    log += "\n2026-03-02 02:00:41 ERROR pool exhausted after 30s (size=5)"
+    turns = [turn(0, "Why does it fail?", ADVICE, *called("tail", {"file": "nightly.log"}, log))]
+    assert "ERROR pool exhausted after 30s" in extract(turns, budget_tokens=40, count=count).text
+
+
+def test_noise_of_an_answer_goes_before_its_content() -> None:
+    answer = {"request": "KSS-93534", "checked_at": "2026-01-04T10:11:12Z", "took_ms": 41, "status": "held at customs"}
+    turns = [turn(0, "Where is it?", "As you see.", *called("track", {"no": 7}, answer))]
+    found = extract(turns, budget_tokens=12, count=count).text
+    assert "status: held at customs" in found
+    assert "KSS" not in found
+
+
 def test_politeness_is_cut_from_what_is_kept() -> None:
     turns = talk(
         ("Hi there! By the way, I should mention that my flight is LH-442, please.", "Of course! Happy to help.")

@@ -57,6 +57,11 @@ from tests.compression.conversations import called, message, talk, turn
         ("田中さんに聞いてください", "name", "田中"),
         ("来週バルセロナへ行きます", "name", "バルセロナ"),
         ("예약은 김민수 씨 말고 박지훈님", "name", "박지훈"),
+        ("予算は一人3万2千円です", "money", "3万2千円"),
+        ("部長の佐々木さんは来ません", "name", "佐々木"),
+        ("la salle s'appelle Le Clos des Tilleuls ici", "name", "Clos des Tilleuls"),
+        ("my account is 7719 3382 there", "identifier", "7719 3382"),
+        ("it is beacon.cellar_batch that fails", "identifier", "beacon.cellar_batch"),
         ("预算是三千元左右", "money", "三千元"),
         ("予算は5万円です", "money", "5万円"),
         ("我们3月5日开会", "date", "3月5日"),
@@ -75,7 +80,15 @@ def test_a_fact_is_seen(text: str, kind: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["I think so.", "Where do we go?", "the 1st try", "state-of-the-art", "Das Haus ist schön"]
+    "text",
+    [
+        "I think so.",
+        "Where do we go?",
+        "the 1st try",
+        "state-of-the-art",
+        "Das Haus ist schön",
+        "Achten Sie auf Angebote von Firmen",
+    ],
 )
 def test_plain_words_are_no_facts(text: str) -> None:
     assert [span for span in spans(text, german=True) if span.kind in ("identifier", "name")] == []
@@ -103,6 +116,7 @@ def live(*pairs: tuple[str, str]) -> list[str]:
         ("Das Treffen ist am Montag.", "Das Treffen wurde auf Freitag verschoben.", "Montag", "Freitag"),
         ("La réunion est à 14h30.", "Finalement la réunion est à 16h00.", "14h30", "16h00"),
         ("我的预算是三千元。", "我的预算改成五千元。", "三千元", "五千元"),
+        ("预算大概两万五千元。", "其实预算可以提高到三万元。", "两万五千元", "三万元"),
         ("会議は4月2日です。", "会議は4月9日に変更です。", "4月2日", "4月9日"),
     ],
 )
@@ -183,6 +197,8 @@ def test_a_negation_stays_with_what_it_negates() -> None:
         ("ORD-1", "ORD-12 is late", False),
         ("Ｔ１２", "T12", True),
         ("三千元", "预算三千元以内", True),
+        ("两万五千元", "预算25000元", True),
+        ("3万2千円", "32,000円まで", True),
         ("Anna", "Annabelle", False),
     ],
 )
