@@ -283,7 +283,7 @@ async def measure(
             asked = None
             if run.late:
                 run.reduced.append("no summaries were asked of the model: the time was up")
-            else:
+            elif shape.modelled:
                 asked = await stack.enter_async_context(writer(model, tokens, threads, answers))
                 await modelled(run, dialogues, trimmer, python, asked)
         if run.contexts and shape.reader_questions:
