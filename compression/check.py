@@ -24,6 +24,7 @@ OVER_BUDGET = 1.5  # times the budget that is still cut at a sentence; past it t
 LOOP_WORDS = 6  # length of the run of words that is counted
 LOOP_SHARE = 0.3  # of all such runs that may be repetitions
 INVENTED_SHARE = 0.34  # of the sentences that may name what the source does not hold
+COUNTED = 12  # up to so many a summary may count by itself ("three options")
 FOREIGN_SHARE = 0.25  # of the source's letters, for a script to count as one of its own
 
 
@@ -81,6 +82,7 @@ _INTRODUCTION = re.compile(
 _PARROT = re.compile(
     r"summari[sz]e one part of our conversation|your summary will replace|whatever it leaves out is lost|"
     r"answer with the summary alone|keep exactly as written|"
+    r"\b(?:the )?(?:\d+|one) (?:quoted )?turns?\b.{0,12}\bfrom [\"“]|"
     r"===== quoted conversation|material to summari[sz]e",
     re.IGNORECASE,
 )
@@ -213,7 +215,7 @@ def _without_invented(text: str, source: str, problems: list[str]) -> str:
 
 def _holds(there: Haystack, value: str) -> bool:
     value = normalise(value)
-    if there.has(value):
+    if there.has(value) or (value.isdecimal() and int(value) <= COUNTED):
         return True
     digits = re.findall(r"\d+(?:[.,]\d+)*", value)
     if digits and not re.search(r"[a-z_]\d|\d[a-z_]", value):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from compression.change import Changes, superseded
@@ -97,6 +97,7 @@ def choose(
     covered: str = "",
     grouped: bool = False,
     changed: Changes | None = None,
+    floor: float = FLOOR,
 ) -> str:
     """The statements worth most under the budget, rendered. What stands in `covered` is worth nothing again; `grouped`
     brings together what each speaker said, in the order of their first, which saves naming them again and again."""
@@ -113,7 +114,7 @@ def choose(
         allowed = budget_tokens / max(0.02, scale)
     best, best_worth = "", 0.0
     for _ in range(ROUNDS):
-        tried, worth = _greedy(pool, allowed, known, grouped)
+        tried, worth = _greedy(pool, allowed, known, grouped, floor)
         text = render(tried, grouped)
         real = count(text)
         if real <= budget_tokens and worth > best_worth:
@@ -124,7 +125,7 @@ def choose(
             allowed = max(1.2 * allowed, min(2 * allowed, _cost(tried, grouped) * budget_tokens / max(1, real)))
         else:
             break
-    return best or _shrink(_greedy(pool, allowed, known, grouped)[0], budget_tokens, count, grouped)
+    return best or _shrink(_greedy(pool, allowed, known, grouped, floor)[0], budget_tokens, count, grouped)
 
 
 def _known(covered: str, pool: Sequence[Option]) -> set[str]:
@@ -136,7 +137,9 @@ def _known(covered: str, pool: Sequence[Option]) -> set[str]:
     return known
 
 
-def _greedy(pool: Sequence[Option], budget: float, known: set[str], grouped: bool) -> tuple[list[Option], float]:
+def _greedy(
+    pool: Sequence[Option], budget: float, known: set[str], grouped: bool, floor: float
+) -> tuple[list[Option], float]:
     """Lazy greedy over worth for each token: what a choice has told lowers the others, so they are weighed again."""
     ranked = sorted(pool, key=lambda option: (-option.worth / option.cost, option.statement.index))
     looked, total = [], 0.0
@@ -166,7 +169,7 @@ def _greedy(pool: Sequence[Option], budget: float, known: set[str], grouped: boo
         if heap and now > heap[0][0] + 1e-12 and now > rank + 1e-12:
             heapq.heappush(heap, (now, number))
             continue
-        if gain < FLOOR * max(cost, 0.5):
+        if gain < floor * max(cost, 0.5):
             break
         if spent + price > budget:
             misses += 1
@@ -220,17 +223,16 @@ def _shrink(chosen: Sequence[Option], budget_tokens: int, count: Count, grouped:
     return ""
 
 
-def coverage(text: str, statements: Sequence[Statement]) -> float:
-    """Which share of what the statements tell also stands in the text, by worth; 1.0 where they tell nothing."""
-    pool = options(statements, superseded(statements))
-    there, words = Haystack(text), {term.stem for term in Vocabulary().terms(text)}
-    total, told = 0.0, 0.0
-    seen: set[str] = set()
-    for option in pool:
-        for key, worth in option.units:
-            if key in seen:
-                continue
-            seen.add(key)
-            total += worth
-            told += worth if key in words or there.has(normalise(key)) else 0.0
-    return told / total if total else 1.0
+def coverage(texts: Sequence[str], statements: Sequence[Statement], changed: Changes) -> list[float]:
+    """Which share of what the statements tell stands in each text, by worth; 1.0 where they tell nothing."""
+    worth: dict[str, float] = {}
+    for option in options(statements, changed):
+        for key, value in option.units:
+            worth[key] = max(value, worth.get(key, 0.0))
+    total = sum(worth.values())
+    return [_told(text, worth) / total if total else 1.0 for text in texts]
+
+
+def _told(text: str, worth: Mapping[str, float]) -> float:
+    there, stems = Haystack(text), {term.stem for term in Vocabulary().terms(text)}
+    return sum(value for key, value in worth.items() if key in stems or there.has(normalise(key)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from compression.change import Changes, superseded
 from compression.check import Checked, check, cut_to
 from compression.conversation import Turn
 from compression.extract import choose, coverage
@@ -23,8 +24,12 @@ __all__ = ["Checked", "Written", "check", "request", "standalone", "write_segmen
 
 Count = Callable[[str], int]
 EDGE_WORDS = 8  # quoted from the first and the last message, so that the model knows which part is meant
-REPAIR_SHARE = 0.5  # of the budget, at most, that repairs may take from a model's text
-CLEARLY = 1.1  # extraction replaces a model's text when it tells this many times as much
+REPAIR_SHARES = (0.0, 0.25, 0.5)  # of the budget, that room for repairs may take from a model's text
+REPAIR_FLOOR = 0.6  # worth for each token of what is added to a model's text
+CUT_PAYS = 1.35  # times as much must be told for a model's text to be cut
+MORE_FACTS = 1.15  # extraction replaces a model's text when its facts weigh this many times as much,
+MORE_TOLD = 1.5  # or when it tells this many times as much in all: a model says things in words of its own,
+OWN_SHARE = 0.3  # or when what the model itself wrote tells less than this of it
 
 _LANGUAGE_NAMES = {
     "en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese",
@@ -149,30 +154,42 @@ def write_segment(
     """The best text for a segment of at most `budget_tokens` tokens (a bare marker excepted), never empty.
 
     `answer` is None where no model was asked or it failed. The model's text, repaired with what it left out, stands
-    against extraction; the one that tells clearly more of the conversation is taken, the model's where they are equal.
+    against extraction, which is taken only where it tells clearly more, or where the model's part tells nearly nothing.
     """
     statements = statements_of(turns)
-    ledger = Ledger(facts_in(statements))
-    checked = (
-        Checked(None, ())
-        if answer is None
-        else check(answer, turns, budget_tokens=budget_tokens, count=count, finished=finished)
-    )
-    extracted = choose(statements, budget_tokens=budget_tokens, count=count)
-    if checked.text is not None:
-        text, repaired = _repair(checked.text, statements, ledger, budget_tokens, count)
-        told, other = coverage(text, statements), coverage(extracted, statements)
-        if extracted and (
-            other > CLEARLY * told or _weight(ledger.kept(extracted)) > CLEARLY * _weight(ledger.kept(text))
-        ):
-            problems = (*checked.problems, f"extraction tells more: {other:.2f} against {told:.2f}")
-            return _written(extracted, "extracted", problems, ledger)
-        return _written(text, "repaired" if repaired or checked.problems else "model", checked.problems, ledger)
+    changed = superseded(statements)
+    ledger = Ledger(facts_in(statements, changed))
+    extracted = choose(statements, budget_tokens=budget_tokens, count=count, changed=changed)
+    problems: tuple[str, ...] = ()
+    if answer is not None:
+        checked = check(answer, turns, budget_tokens=budget_tokens, count=count, finished=finished)
+        problems = checked.problems
+        if checked.text is not None:
+            text = _repaired(checked.text, statements, changed, ledger, budget_tokens, count)
+            if not (less := _tells_less(checked.text, text, extracted, statements, changed, ledger)):
+                whole = text == checked.text and not problems
+                return _written(text, "model" if whole else "repaired", problems, ledger)
+            problems = (*problems, less)
     if extracted:
-        return _written(extracted, "extracted", checked.problems, ledger)
+        return _written(extracted, "extracted", problems, ledger)
     if masked := mask(turns, budget_tokens=budget_tokens, count=count):
-        return _written(masked, "masked", checked.problems, ledger)
-    return _written(f"[{len(turns)} earlier turns removed]", "dropped", checked.problems, ledger)
+        return _written(masked, "masked", problems, ledger)
+    return _written(f"[{len(turns)} earlier turns removed]", "dropped", problems, ledger)
+
+
+def _tells_less(
+    own: str, repaired: str, extracted: str, statements: Sequence[Statement], changed: Changes, ledger: Ledger
+) -> str:
+    """Why extraction is better than a model's text, "" where it is not."""
+    if not extracted:
+        return ""
+    facts, other = _weight(ledger.kept(repaired)), _weight(ledger.kept(extracted))
+    if other > MORE_FACTS * facts:
+        return f"less: facts of weight {facts:.1f}, extraction has {other:.1f}"
+    of_own, of_all, of_other = coverage((own, repaired, extracted), statements, changed)
+    if of_other > MORE_TOLD * of_all or of_own < OWN_SHARE * of_other:
+        return f"less: it tells {of_own:.2f}, repaired {of_all:.2f}, extraction {of_other:.2f} of the conversation"
+    return ""
 
 
 def _written(text: str, source: Source, problems: tuple[str, ...], ledger: Ledger) -> Written:
@@ -184,27 +201,33 @@ def _weight(facts: Sequence[Fact]) -> float:
     return sum(fact.weight for fact in facts)
 
 
-def _repair(
-    text: str, statements: Sequence[Statement], ledger: Ledger, budget_tokens: int, count: Count
-) -> tuple[str, bool]:
-    """The model's text with the statements it left out added, and whether any was. Where the text fills the budget, it
-    is cut at sentences to make room for them."""
-    missing = ledger.missing(text)
-    if not missing:
-        return text, False
-    size = count(text)
-    room = budget_tokens - size
-    wanted = int(min(REPAIR_SHARE * budget_tokens, 14 * len({fact.clause for fact in missing})))
-    if room < wanted:
-        text = cut_to(text, max(1, budget_tokens - wanted), count) or text
-        room = budget_tokens - count(text)
-    added = choose(statements, budget_tokens=room - 1, count=count, covered=text)
-    if not added:
-        return text, False
-    joined = f"{text}\n{added}"
-    while count(joined) > budget_tokens:
+def _repaired(
+    text: str, statements: Sequence[Statement], changed: Changes, ledger: Ledger, budget_tokens: int, count: Count
+) -> str:
+    """The model's text with statements it left out in the room that is left; cut at a sentence to make more room only
+    where that tells clearly more."""
+    if not ledger.missing(text):
+        return text
+    tried: dict[str, None] = {}
+    for share in REPAIR_SHARES:
+        room = int(share * budget_tokens)
+        own = text if count(text) <= budget_tokens - room else cut_to(text, budget_tokens - room, count)
+        if own:
+            tried[_with_missing(own, statements, changed, budget_tokens, count)] = None
+    values = coverage(tuple(tried), statements, changed)
+    best, most = text, 0.0
+    for candidate, told in zip(tried, values, strict=True):
+        told += _weight(ledger.kept(candidate)) / max(1.0, _weight(ledger.facts))
+        if told > (CUT_PAYS if most else 1.0) * most:
+            best, most = candidate, told
+    return best
+
+
+def _with_missing(own: str, statements: Sequence[Statement], changed: Changes, budget_tokens: int, count: Count) -> str:
+    room = budget_tokens - count(own) - 1
+    added = choose(
+        statements, budget_tokens=room, count=count, covered=own, changed=changed, grouped=True, floor=REPAIR_FLOOR
+    )
+    while added and count(f"{own}\n{added}") > budget_tokens:
         added = added.rpartition("; ")[0] or added.rpartition("\n")[0]
-        if not added:
-            return text, False
-        joined = f"{text}\n{added}"
-    return joined, True
+    return f"{own}\n{added}" if added else own

@@ -248,3 +248,21 @@ def test_a_segment_is_never_empty_and_never_over_its_budget(
     assert written.text
     assert written.source == "dropped" or count(written.text) <= budget
     assert written == write_segment(answer, turns, budget_tokens=budget, count=count, finished=finished)
+
+
+def test_an_echo_of_the_request_is_refused() -> None:
+    text, problems = checked('The 3 turns from "I\'m renovating my kitchen" to "will be used every day."')
+    assert text is None
+    assert "parrot" in problems
+
+
+def test_a_text_that_only_repairs_would_fill_is_called_extracted() -> None:
+    written = write_segment("The two of them talk about rooms and about life.", TURNS, budget_tokens=80, count=count)
+    assert written.source == "extracted"
+    assert any(problem.startswith("less") for problem in written.problems)
+
+
+def test_a_good_summary_is_not_cut_for_the_little_it_left_out() -> None:
+    written = write_segment(GOOD.replace(" at 9:30", ""), TURNS, budget_tokens=count(GOOD), count=count)
+    assert "no steel handles" in written.text
+    assert "The carpenter comes on March 14" in written.text
