@@ -304,8 +304,8 @@ def test_a_plan_shows_what_it_does_and_why() -> None:
 
 
 def test_a_new_summary_gets_no_more_than_its_share_once_the_past_is_long() -> None:
-    old = segment("s1", 500, *ids(2, 61))
-    (new,) = made([*turns(1, 61), *turns(62, 80)], (old,)).ranges
-    fair = FRESH * MERGE_SHARE * share(0.4, WINDOW) / (60 + len(new.turn_ids))
+    old = segment("s1", 500, *ids(2, 101))
+    (new,) = made([*turns(1, 101), *turns(102, 120)], (old,)).ranges
+    fair = FRESH * MERGE_SHARE * share(0.4, WINDOW) / (100 + len(new.turn_ids))
     assert new.budget_tokens == int(fair) * len(new.turn_ids)
     assert int(fair) < Policy().tokens_per_turn
