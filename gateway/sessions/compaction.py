@@ -255,8 +255,8 @@ class Compactions:
         return breaker_open(vain, then, taken.prompt_tokens, taken.window)
 
     async def _note(self, taken: Snapshot, trigger: Trigger, plan: NoPlan) -> None:
-        """A plan that came to nothing is shown, but for the one that found nothing to do."""
-        if plan.reason in ("off", "below_trigger") or trigger == "manual":
+        """A plan that came to nothing in the background is shown. Whoever asks, or is refused, is told the numbers."""
+        if plan.reason in ("off", "below_trigger") or trigger != "background":
             return
         report = {"tokens_before": plan.tokens_before, "tokens_after": plan.tokens_after}
         await self._room.store.note_compaction(self._new(taken, trigger, plan.as_json()), error=None, report=report)

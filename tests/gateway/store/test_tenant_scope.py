@@ -113,6 +113,7 @@ CALLS: dict[str, list[Callable[[Store], Awaitable[object]]]] = {
     "commit_compaction": [
         lambda store: _refused(store.commit_compaction(OTHER, SESSION, "c2", **committing("t1", 1)), CompactionOver)
     ],
+    "renew_compaction": [lambda store: store.renew_compaction(OTHER, SESSION, "c2", 5.0)],
     "end_compaction": [
         lambda store: store.end_compaction(OTHER, SESSION, "c2", status="failed", error=None, report={})
     ],
