@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from engines.local.interpreter import ROOT, child_environment
 
 
+@pytest.mark.prove
 def test_bench_shift_measures_what_its_page_says(small_model: Path, tmp_path: Path) -> None:
     turns = [{"user": f"Question {n}?", "bot": f"An answer to {n}, at length."} for n in range(40)]
     messages = [
