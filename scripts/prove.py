@@ -20,6 +20,9 @@ BENCHES = {
     "gateway": ["bench.gateway", "--json", "--long", "--peers"],
     "store": ["bench.store", "--json"],
     "adapters": ["bench.adapters", "--json"],
+    "shift": ["bench.shift", "--json"],
+    "compaction-accounting": ["bench.compaction", "--accounting", "--json"],
+    "compaction-facts": ["bench.compaction", "--facts", "--json"],
 }
 
 
