@@ -56,21 +56,30 @@ async def prefill_view(room: CompactionRoom, taken: Snapshot, view: View, name: 
         except (EngineError, TimeoutError) as error:  # the next turn prefills it then
             so_far.problem = f"the new prefix was not prefilled: {error or 'no answer in time'}"
             return
-        session = await room.store.get_session(taken.session.tenant_id, taken.session.id)
-        if session is None or session.head_turn_id in (None, taken.head_id):
+        try:
+            later = await _grown(room, taken)
+        except StoreUnavailable:  # the commit waits for the database
             return
-        later = await take(
-            room.store,
-            room.fleet,
-            room.models,
-            session,
-            taken.policy,
-            default_max_tokens=room.default_max_tokens,
-            parent=HEAD,
-        )
-        if later is None or taken.head_id not in {turn.id for turn in later.turns}:
+        if later is None:
             return
         taken = later
+
+
+async def _grown(room: CompactionRoom, taken: Snapshot) -> Snapshot | None:
+    """The path with the turns that came since; None: there are none, or it goes another way now."""
+    session = await room.store.get_session(taken.session.tenant_id, taken.session.id)
+    if session is None or session.head_turn_id in (None, taken.head_id):
+        return None
+    later = await take(
+        room.store,
+        room.fleet,
+        room.models,
+        session,
+        taken.policy,
+        default_max_tokens=room.default_max_tokens,
+        parent=HEAD,
+    )
+    return later if later is not None and taken.head_id in {turn.id for turn in later.turns} else None
 
 
 async def prefill_path(room: CompactionRoom, session: SessionRecord) -> None:

@@ -36,8 +36,8 @@ TRIES = 5  # of a transaction that the database asks to repeat (deadlock, serial
 _SQLITE_GONE = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
 _POSTGRES_AGAIN = frozenset({"40001", "40P01"})
 # SQLSTATE classes: connection, insufficient resources, operator intervention, system error; 55P03 lock timeout,
-# 25P03 a transaction that did nothing for too long
-_POSTGRES_GONE = ("08", "53", "57", "58", "55P03", "25006", "25P03", "XX")
+# 25P03 a transaction that did nothing for too long, 55000 a database that takes no connections now
+_POSTGRES_GONE = ("08", "53", "57", "58", "55000", "55P03", "25006", "25P03", "XX")
 
 
 class Database(Protocol):

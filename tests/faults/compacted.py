@@ -172,8 +172,11 @@ class Talk:
         assert answer.status_code == 200, answer.text
         turn: dict[str, Any] = answer.json()
         assert turn["status"] == "completed", turn
-        self.heard.append(Heard("", text, turn["id"], text_of(turn["output"])))
+        self.hear(text, turn)
         return turn
+
+    def hear(self, text: str, turn: dict[str, Any]) -> None:
+        self.heard.append(Heard("", text, turn["id"], text_of(turn["output"])))
 
     async def fill(self, turns: int) -> None:
         for _ in range(turns):
@@ -204,6 +207,20 @@ class Talk:
                 return rows
             assert time.monotonic() < until, f"a compaction does not end: {rows[0]}"
             await asyncio.sleep(0.05)
+
+    async def until_committed(self) -> None:
+        """Turns, until a compaction goes through; the next one that is begun must."""
+        for _ in range(10):
+            rows = await self.settled()
+            if rows and rows[0]["status"] == "committed":
+                return
+            await self.turn()
+            await asyncio.sleep(0.3)
+        raise AssertionError(f"no compaction goes through: {rows[0]}")
+
+    async def patch(self, **fields: Any) -> None:
+        answer = await self.client.patch(self.path, json=fields, headers={"if-match": "*"})
+        assert answer.status_code == 200, answer.text
 
     async def compact(self, **body: Any) -> dict[str, Any]:
         answer = await self.client.post(f"{self.path}/compact", json=body)

@@ -91,7 +91,9 @@ class Supervised:
 
     def children(self) -> list[int]:
         """Process ids below this one: the engine's model process."""
-        return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+        return []
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._keep_running())

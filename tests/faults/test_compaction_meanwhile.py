@@ -142,17 +142,12 @@ async def _branch_above(talk: Talk) -> None:
     await talk.turn("another way", parent_turn_id=kept[-1].turn_id)
 
 
-async def _patch(talk: Talk, **fields: object) -> None:
-    answer = await talk.client.patch(talk.path, json=fields, headers={"if-match": "*"})
-    assert answer.status_code == 200, answer.text
-
-
 async def _patch_system(talk: Talk) -> None:
-    await _patch(talk, system="Be long.")
+    await talk.patch(system="Be long.")
 
 
 async def _patch_policy(talk: Talk) -> None:
-    await _patch(talk, policy={"strategy": "off", "max_output_tokens": 128})
+    await talk.patch(policy={"strategy": "off", "max_output_tokens": 128})
 
 
 async def _pin(talk: Talk) -> None:
@@ -193,7 +188,7 @@ async def test_what_its_user_does_meanwhile_stands_and_the_compaction_says_what_
 
 async def test_another_model_meanwhile_reads_the_same_conversation(here: Place) -> None:
     talk = await begun(here, "summary")
-    await _patch(talk, model="scribe")
+    await talk.patch(model="scribe")
     assert (await talk.settled())[0]["status"] == "committed"
     assert (await talk.turn())["model"] == "scribe"
     await talk.audit()

@@ -73,6 +73,10 @@ class ToldEngine(EchoEngine):
         finally:
             self._note(f"{kind} ends")
 
+    async def forget(self, session: str) -> None:
+        await super().forget(session)
+        self._note("forgets")
+
     async def _at(self, told: dict[str, Any], sent: int) -> None:
         then = told.get("then")
         if then is None or told.get("after", 0) != sent:

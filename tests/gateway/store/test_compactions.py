@@ -92,6 +92,36 @@ async def test_one_runs_at_a_time_until_its_deadline(store: Store, clock: Clock)
     assert (first.status, first.error["code"], first.completed_at) == ("failed", "interrupted", clock.now)
 
 
+async def test_one_that_says_that_it_is_at_work_keeps_its_place_and_one_that_is_over_is_told(
+    store: Store, clock: Clock
+) -> None:
+    await talk(store, "t1")
+    await store.begin_compaction(compaction("c1", "t1", 0, deadline_s=60.0))
+    clock.now += 50
+    assert await store.renew_compaction(TENANT, SESSION, "c1", 60.0)
+    clock.now += 50
+    assert await store.lapse_compactions() == 0
+    with pytest.raises(CompactionRunning):
+        await store.begin_compaction(compaction("c2", "t1", 0))
+    clock.now += 10
+    assert await store.lapse_compactions() == 1
+    assert not await store.renew_compaction(TENANT, SESSION, "c1", 60.0)
+    assert (await got(store, "c1")).status == "failed"
+    assert not await store.renew_compaction(TENANT, SESSION, "nowhere", 60.0)
+
+
+async def test_one_that_supersedes_ends_the_one_that_runs_and_says_so(store: Store) -> None:
+    await talk(store, "t1", "t2")
+    await store.begin_compaction(compaction("c1", "t2", 0))
+    await store.begin_compaction(compaction("c2", "t2", 0, owner="other/1", supersedes=True))
+    first = await got(store, "c1")
+    assert first.error is not None
+    assert (first.status, first.error["code"]) == ("failed", "superseded")
+    with pytest.raises(CompactionOver):
+        await commit(store, "c1", "t1", 0)
+    assert await commit(store, "c2", "t1", 0) == 1
+
+
 async def test_after_one_ended_the_next_begins(store: Store) -> None:
     await talk(store, "t1")
     await store.begin_compaction(compaction("c1", "t1", 0))
