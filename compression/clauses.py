@@ -35,6 +35,8 @@ _EMPHASIS = re.compile(r"\*\*|__|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)|^#+\s*")
 _APOSTROPHE = re.compile(r"(?<=\w)’(?=\w)")
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 
+SHORT_SENTENCE = 12  # words: cut only where two sentences were strung together
+_LIST_CUT = re.compile(r"\s*;\s+|\s+[—–]\s+|\s+-\s+")
 _CUT = re.compile(
     r"\s*;\s+|\s+[—–]\s+|\s+-\s+|"
     r",\s+(?=(?:but|so|because|and|although|though|while|whereas|since|unless|however|yet|or)\s(?:i|we|you|he|"
@@ -154,7 +156,8 @@ def _pieces(sentence: str) -> list[str]:
     if len(sentence) < 24 and not is_cjk(sentence):
         return [sentence]
     pieces: list[str] = []
-    for piece in _CUT.split(sentence):
+    short = sentence.count(" ") < SHORT_SENTENCE and not is_cjk(sentence)
+    for piece in (_LIST_CUT if short else _CUT).split(sentence):
         if not piece or not piece.strip():
             continue
         least = 4 if is_cjk(piece) else 12

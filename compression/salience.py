@@ -21,7 +21,7 @@ from compression.words import ALL_FUNCTION_WORDS, Term, Vocabulary, normalise
 # Weights were set by how many planted facts survive in conversations of several kinds (docs/log.md).
 POINT = 12.0  # worth of a user's statement as such: one proposition, however long
 ENOUGH = 4.0  # words and facts that make a whole proposition; fewer are worth less
-LONGER, MOST_POINTS = 0.35, 2.0  # what is said in more words tells more, though less than so many points
+LONGER, MOST_POINTS = 0.6, 2.3  # what is said in more words tells more, though less than so many points
 WORD = 0.7  # worth of a rare word in it
 FACT = 0.9  # times the guard's weight: worth of a fact in it
 WIDE = 0.65  # times, for a pair of Chinese, Japanese or Korean characters
@@ -35,7 +35,7 @@ WORD_OF_ROLE: dict[Role, float] = {
     "user": 1.0,
     "summary": 1.0,
     "system": 0.7,
-    "tool": 0.85,
+    "tool": 1.15,
     "call": 0.25,
     "assistant": 0.13,
     "reasoning": 0.03,
@@ -44,7 +44,7 @@ FACT_OF_ROLE: dict[Role, float] = {
     "user": 1.0,
     "summary": 1.0,
     "system": 0.8,
-    "tool": 0.7,
+    "tool": 0.9,
     "call": 0.4,
     "assistant": 0.2,
     "reasoning": 0.05,

@@ -15,6 +15,7 @@ QUESTION, CODE, HEADING = 0.34, 0.4, 0.8  # tone of a clause by its kind; a plai
 OWN, STANCE, NEGATION, CHANGING = 1.35, 1.1, 1.6, 1.6  # times: on oneself; a preference or decision; "not"; a change
 FLEETING = 0.4  # times: says little outside its moment
 COMMENT, PASSING = 0.5, 0.6  # times: on what was just said; a wish that its answer settles
+SHORT_COMMENT = 3  # words besides those of chat: more of them tell something of their own
 PASTED = 0.4  # times, in text that is quoted at length and not about oneself
 TROUBLE, NOISE = 1.6, 0.3  # times, for a tool: an error; a field about the call itself
 NAMED = 2.5  # times, for an assistant: what it proposes by name
@@ -32,7 +33,7 @@ _NEGATION = re.compile(
 )
 _STANCE = re.compile(
     r"\b(?:prefer\w*|like[sd]?|love[sd]?|hate[sd]?|dislike\w*|enjoy\w*|favou?rite|allerg\w+|always|never|"
-    r"usually|must|only|want\w*|need\w*|decided?|"
+    r"usually|must|ha(?:s|ve|d) to|only|want\w*|need\w*|decided?|"
     r"agreed?|chose|chosen|going with|settled|plan\w*|promis\w+|will|should|deadline|due|owner|responsible|"
     r"in charge|called|named|lives?|works?|"
     r"mag|liebe|hasse|bevorzug\w+|immer|entschieden|brauch\w*|muss|aime|déteste|préfère|toujours|décidé|besoin|"
@@ -74,10 +75,11 @@ _FLEETING = re.compile(  # of this hour, or about "it" that only the turn before
     r"while i (?:type|typed|write|wrote|talk)|sorry|thanks|thank|heute|gestern|gerade|aujourd'hui|hier|hoy|ayer)\b|"
     r"\b(?:about|of|with|for|on|over|like|read|told me|tried|found|heard) (?:it|this|that|them|these|"
     r"those)\b(?! \w+ (?:is|was|are))|"
-    r"^(?:somebody|someone|some people|everyone|everybody|people|they)\b|\b(?:told|recommended|said) (?:me|"
+    r"^(?:somebody|someone|some people|everyone|everybody)\b|\b(?:told|recommended|said) (?:me|"
     r"us)? ?(?:this|that|it|the opposite)\b|"
     r"今天|昨天|刚才|今日|昨日|さっき"
 )
+_STANDING = re.compile(r"(?:never|always|do not|don't|from now on|nie|niemals|ne |jamais|不要|别|決して)\b")
 _NOISE = re.compile(
     r"(?:^|[ .,])(?:\w*_ms|node|trace\w*|request_id|etag|cursor|request|\w+_at|next_page|page|limit|offset|took|"
     r"elapsed|cached|"
@@ -89,8 +91,9 @@ _TROUBLE = re.compile(
     r"\b(?:error|failed|failure|exception|traceback|warning|denied|timeout|timed out|refused|not found|fatal|"
     r"fehler|erreur)\b|错误|失败|エラー|失敗",
 )
-_NAMED = re.compile(  # what an assistant proposes by name
+_NAMED = re.compile(  # what an assistant proposes by name, or says of the user's own affairs
     r"\bi(?:'d| would)? (?:also |highly |personally )?(?:recommend|suggest|choose|pick|go (?:with|for))\b|"
+    r"^your \w+(?: \w+)? (?:is|are|was|were|has|will)\b|\bha(?:s|ve) \w+ your\b|"
     r"\b(?:my (?:recommendation|suggestion|pick)|the (?:best|right|correct) \w+ (?:is|would be)|the answer is)\b|"
     r"\bich (?:empfehle|würde)\b|\bje (?:recommande|conseille|suggère)\b|我(?:推荐|建议)|おすすめは",
 )
@@ -122,13 +125,13 @@ def tone_of(statement: Statement) -> float:
         tone *= 0.5
     if statement.pasted and not _FIRST_PERSON.search(text):
         return tone * PASTED
-    if _COMMENT.match(text):
+    if _COMMENT.match(text) and not statement.facts and sum(not term.chat for term in statement.terms) <= SHORT_COMMENT:
         tone *= COMMENT
     elif _PASSING.match(text):
         tone *= PASSING
     elif _FIRST_PERSON.search(text):
         tone *= OWN
-    if _FLEETING.search(text):
+    if _FLEETING.search(text) and not _STANDING.match(text):
         tone *= FLEETING
     if _STANCE.search(text):
         tone *= STANCE
