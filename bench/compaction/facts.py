@@ -55,6 +55,7 @@ class Shape:
     points: tuple[int, ...] = (1, 5, 10)  # compactions after which contexts are looked at
     extracted: int = 8  # conversations
     held_out: int = 4
+    longmemeval: int | None = None  # compactions; None: the whole history
     modelled: int = 2
     modelled_points: tuple[int, ...] = (1, 5, 10)
     modelled_window: int = 4096
@@ -67,10 +68,11 @@ class Shape:
 QUICK = Shape(
     extracted=2,
     held_out=1,
+    longmemeval=5,
     modelled=1,
     modelled_points=(1,),
     modelled_window=2048,
-    summary_tokens=96,
+    summary_tokens=64,
     reader_questions=4,
     reader_points=(1,),
     deadline_s=150.0,
@@ -278,7 +280,7 @@ async def measure(
             held = Run(shape, tokens, run.families, start)
             seeds = range(HELD_OUT_SEED, HELD_OUT_SEED + shape.held_out)
             await extracted(held, dialogues, trimmer, seeds, ruled=HELD_RULED, unruled=HELD_UNRULED)
-            memory = await longmemeval.measure(longmemeval.history(), tokens)
+            memory = await longmemeval.measure(longmemeval.history(), tokens, shape.longmemeval)
             _say(f"LongMemEval is through, {time.monotonic() - start:.0f} s")
             asked = None
             if run.late:
@@ -286,7 +288,9 @@ async def measure(
             elif shape.modelled:
                 asked = await stack.enter_async_context(writer(model, tokens, threads, answers))
                 await modelled(run, dialogues, trimmer, python, asked)
-        if run.contexts and shape.reader_questions:
+        if run.late:
+            run.reduced.append("the reader was asked nothing: the time was up")
+        elif run.contexts and shape.reader_questions:
             await asyncio.to_thread(read, run, model, threads)
     return {
         **result(run, held),

@@ -110,8 +110,9 @@ def history() -> History | None:
     return load(file) if file.is_file() else None
 
 
-async def measure(history: History | None, tokens: ModelTokens) -> dict[str, Any]:
-    """Facts lost by ours and by those of the others that ask no model, at equal kept tokens."""
+async def measure(history: History | None, tokens: ModelTokens, most: int | None = None) -> dict[str, Any]:
+    """Facts lost by ours and by those of the others that ask no model, at equal kept tokens. `most`: compactions after
+    which the rest of the history is left out."""
     if history is None:
         return {"skipped": f"{FILE} is not in {data_folder()}"}
     sizer = Sizer(tokens, SYSTEM)
@@ -140,4 +141,6 @@ async def measure(history: History | None, tokens: ModelTokens) -> dict[str, Any
                     "lost": sum(not says(context.text, fact) for fact in facts),
                 }
             )
+        if made == most:
+            break
     return {"window": WINDOW, "reserve": RESERVE, "facts": len(history.facts), "rows": rows}
