@@ -29,7 +29,7 @@ REPAIR_FLOOR = 0.6  # worth for each token of what is added to a model's text
 CUT_PAYS = 1.35  # times as much must be told for a model's text to be cut
 MORE_FACTS = 1.15  # extraction replaces a model's text when its facts weigh this many times as much,
 MORE_TOLD = 1.5  # or when it tells this many times as much in all: a model says things in words of its own,
-OWN_SHARE = 0.3  # or when what the model itself wrote tells less than this of it
+OWN_SHARE = 0.15  # or when what the model itself wrote tells less than this of it
 
 _LANGUAGE_NAMES = {
     "en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese",
