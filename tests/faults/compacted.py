@@ -1,7 +1,7 @@
 """Conversations that are compacted while something breaks, and the one audit of what is left of them.
 
 async with place(folder, url, gateways=2) as here:       processes: gateways, the engine `echo`, the engine `scribe`
-    here.engine_told.say(summary={"says": GOOD, "delta_s": 0.1})
+    here.engine_told.say(summary={"delta_s": 0.1})
     talk = await Talk.begin(here.clients[0])
     await talk.until_compacting(here.engine_told)
     await talk.turn("while you work")
@@ -24,11 +24,10 @@ import httpx
 from compression.segments import HEADING
 from tests.faults.crash import Heard
 from tests.faults.processes import Supervised, free_port, serve_command, serve_environ, told_command
-from tests.gateway.talks import ANSWER, words
+from tests.gateway.talks import ANSWER, WINDOW, words
 
 SYSTEM = "Be brief."
 POLICY = {"max_output_tokens": 128, "tokens_per_turn": 100}
-GOOD = "User gave parcel codes: PC-0002-X, PC-0003-X and PC-0004-X. They walked along the old canal in mild weather."
 SETTLED_S = 60.0
 AUDITS = 3
 OVER = {"committed", "failed", "skipped", "reverted"}
@@ -42,10 +41,9 @@ class Told:
         self.say()
 
     def say(self, **kinds: Mapping[str, Any]) -> None:
-        """By kind: summary, prefill, turn. Kinds that are not named do as usual; a summary says GOOD."""
-        told = {**kinds, "summary": {"says": GOOD, **kinds.get("summary", {})}}
+        """By kind: summary, prefill, turn. Kinds that are not named do as usual; a summary that is not told what to say is `noted`."""
         new = self.file.with_suffix(".new")
-        new.write_text(json.dumps(told))
+        new.write_text(json.dumps(kinds))
         new.replace(self.file)  # an engine never reads half of it
 
     def seen(self, line: str) -> int:
@@ -186,7 +184,9 @@ class Talk:
         """Turns, until the engine sees that line once more; it comes when the trigger is passed."""
         before = told.seen(line)
         for _ in range(20):
-            await self.turn()
+            turn = await self.turn()
+            if turn["usage"]["prompt_tokens"] < WINDOW // 2:
+                continue  # far from the trigger
             for _ in range(30):
                 if told.seen(line) > before:
                     return

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.faults.compacted import GOOD, Place, Talk, place
+from tests.faults.compacted import Place, Talk, place
 from tests.gateway.store.conftest import database
 from tests.gateway.talks import words
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove]
-SLOW = {"says": GOOD, "delta_s": 0.06}
+SLOW = {"delta_s": 0.06}
 
 
 @pytest.fixture(scope="module")

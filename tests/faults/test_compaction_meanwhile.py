@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from tests.faults.compacted import GOOD, Place, Talk, place
+from tests.faults.compacted import Place, Talk, place
 from tests.faults.database import held
 from tests.gateway.talks import WINDOW, words
 
 pytestmark = pytest.mark.anyio
-SLOW = {"says": GOOD, "delta_s": 0.06}  # about two seconds
+SLOW = {"delta_s": 0.06}  # about two seconds
 PHASES = ("summary", "prefill")
 
 
@@ -112,7 +112,7 @@ async def test_a_turn_that_would_not_fit_does_not_wait_for_the_model(here: Place
     rows = await talk.settled()
     assert turn["metadata"]["compaction"]["id"] in {row["id"] for row in rows if row["status"] == "committed"}
     source = rows[-1]["segments"][0]["source"]
-    assert source == ("extracted" if phase == "summary" else "repaired"), rows[-1]
+    assert source in (("extracted",) if phase == "summary" else ("model", "repaired")), rows[-1]
     await talk.audit()
 
 
@@ -177,10 +177,10 @@ async def test_what_its_user_does_meanwhile_stands_and_the_compaction_says_what_
     do, codes = ACTS[act]
     talk = await begun(here, phase)
     await do(talk)
+    here.calm()
     first = (await talk.settled())[-1]
     assert (first["error"] or {}).get("code") in codes, first
     assert (first["status"] == "committed") == (first["error"] is None)
-    here.calm()
     await talk.audit()
     await talk.fill(2)
     await talk.audit()
@@ -189,6 +189,7 @@ async def test_what_its_user_does_meanwhile_stands_and_the_compaction_says_what_
 async def test_another_model_meanwhile_reads_the_same_conversation(here: Place) -> None:
     talk = await begun(here, "summary")
     await talk.patch(model="scribe")
+    here.calm()
     assert (await talk.settled())[0]["status"] == "committed"
     assert (await talk.turn())["model"] == "scribe"
     await talk.audit()
@@ -203,11 +204,11 @@ async def test_an_earlier_compaction_that_is_reverted_meanwhile_fails_the_one_th
     await talk.until_compacting(here.engine_told)
     answer = await talk.client.post(f"{talk.path}/compactions/{first['id']}/revert")
     assert answer.json()["status"] == "reverted", answer.text
+    here.calm()
     rows = await talk.settled()
     assert [row["status"] for row in rows[-2:]] == ["failed", "reverted"]
     assert rows[-2]["error"]["code"] == "view_moved"
     assert (await talk.context())["segments"] == []
-    here.calm()
     await talk.fill(3)  # the raw path is past the trigger, perhaps past the window: it is made to fit
     rows = await talk.audit()
     assert rows[0]["status"] == "committed", rows[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.compacted import GOOD, Place, Talk, place
+from tests.faults.compacted import Place, Talk, place
 
 pytestmark = pytest.mark.anyio
 TIMEOUT_S = 3.0
@@ -48,7 +48,7 @@ async def compacted(here: Place, **policy: Any) -> tuple[Talk, dict[str, Any]]:
 
 
 async def test_another_model_writes_the_summary(here: Place) -> None:
-    here.scribe_told.say(summary={"says": GOOD, "delta_s": 0.01})
+    here.scribe_told.say(summary={"delta_s": 0.01})
     talk, row = await compacted(here, summariser="scribe")
     assert (row["status"], row["report"]["summariser"]) == ("committed", "scribe")
     assert row["segments"][0]["source"] in ("model", "repaired")
@@ -97,7 +97,9 @@ async def test_a_summariser_that_is_not_there_is_not_waited_for(here: Place) -> 
 @pytest.mark.parametrize("then", ["hang", "lose", "die"])
 async def test_a_prefill_that_fails_costs_the_next_turn_its_cache_and_nothing_else(here: Place, then: str) -> None:
     here.engine_told.say(prefill={"then": then})
-    talk, row = await compacted(here, strategy="extract")
+    talk = await Talk.begin(here.clients[0], strategy="extract")
+    await talk.until_compacting(here.engine_told, "prefill begins")
+    (row,) = await talk.settled()
     assert row["status"] == "committed", row
     assert any("not prefilled" in told for told in row["report"]["problems"]), row["report"]
     here.calm()

@@ -6,7 +6,7 @@
     FILE.seen   a line for each request that begins or ends, as `summary begins`
 
 `after`: deltas that are sent before `then` happens: hang, die (kill -9 of this process), lose (the stream breaks) or
-refuse. `delta_s`: pause before each delta. The file is read anew for each request.
+refuse. `delta_s`: pause before each delta; it is read anew all the while, the rest at each request.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engines.echo import ECHO_MODEL_DIR, EchoEngine
 from engines.local.backend import ModelInfo
 from engines.local.in_process import InProcess
 from engines.local.server import create_app
-from tests.gateway.talks import ANSWER, ASKED, WINDOW
+from tests.gateway.talks import ANSWER, ASKED, WINDOW, noted
 
 
 def kind_of(request: GenerateRequest) -> str:
@@ -54,7 +54,7 @@ class ToldEngine(EchoEngine):
 
     def _say(self, text: str, sampling: Sampling) -> str:
         if ASKED in text:
-            return str(self._told("summary").get("says", ""))
+            return str(self._told("summary").get("says") or noted(text))
         return text[:ANSWER]
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
@@ -66,12 +66,18 @@ class ToldEngine(EchoEngine):
             await self._at(told, sent)
             async with aclosing(super().generate(request)) as deltas:
                 async for delta in deltas:
-                    await asyncio.sleep(told.get("delta_s", 0))
+                    await self._pause(kind)
                     yield delta
                     sent += 1
                     await self._at(told, sent)
         finally:
             self._note(f"{kind} ends")
+
+    async def _pause(self, kind: str) -> None:
+        """Before a delta; told otherwise meanwhile, it goes on at once."""
+        began = time.monotonic()
+        while time.monotonic() - began < self._told(kind).get("delta_s", 0):
+            await asyncio.sleep(0.02)
 
     async def forget(self, session: str) -> None:
         await super().forget(session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.gateway.live import Live
 WINDOW = 8192  # tokens of the echo model: bytes
 ASKED = request((), budget_tokens=1).split()[0]  # the first word of every request for a summary
 ANSWER = 120
-GOOD = "User: the parcel code is {code}, the courier comes on Tuesday. Assistant: noted the code."
+_PART = re.compile(r"(?:the (\d+) turns|the one turn) from \"My parcel code number (\d+) is")
 
 Summary = Callable[[str], str]
 
@@ -35,6 +36,17 @@ def words(number: int, size: int = 660) -> str:
     said = f"My parcel code number {number} is PC-{number:04d}-X, please keep it in mind for later. "
     filler = "The weather was mild and nothing of note went on while we walked along the old canal again. "
     return (said + filler * (size // len(filler) + 1))[:size]
+
+
+def noted(asked: str) -> str:
+    """A good summary, as a model would write it: the codes of the part of a talk in `words` that is asked for."""
+    if part := _PART.search(asked):
+        first = int(part[2])
+        codes = {number: f"PC-{number:04d}-X" for number in range(first, first + int(part[1] or 1))}
+    else:
+        codes = {int(number): code for number, code in re.findall(r"code number (\d+) is (PC-\d{4}-X)", asked)}
+    told = ", ".join(f"number {number} is {code}" for number, code in codes.items())
+    return f"User's parcel codes to keep in mind: {told}. They walked along the old canal in mild weather."
 
 
 async def talk(live: Live, session_id: str, turns: int, *, first: int = 1, size: int = 660, **more: Any) -> list[Any]:

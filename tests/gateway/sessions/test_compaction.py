@@ -15,7 +15,7 @@ from compression.segments import HEADING
 from engines.contract import Capabilities
 from engines.echo import EchoEngine
 from tests.gateway.live import Live, events_of, live_gateway
-from tests.gateway.talks import WINDOW, compactions, context, said, settled, summarising, talk, words
+from tests.gateway.talks import WINDOW, compactions, context, noted, said, settled, summarising, talk, words
 
 pytestmark = pytest.mark.anyio
 EXTRACT = {"policy": {"strategy": "extract", "max_output_tokens": 64, "tokens_per_turn": 100}}
@@ -82,8 +82,7 @@ async def test_earlier_summaries_stay_as_they_are_when_more_turns_go(live: Live)
 
 
 async def test_a_model_writes_the_summary_and_its_source_is_told(tmp_path: Path) -> None:
-    good = "User gave parcel codes: PC-0002-X, PC-0003-X, PC-0004-X. They walked along the old canal."
-    async with live_gateway(tmp_path, {"echo": summarising(good)}) as live:
+    async with live_gateway(tmp_path, {"echo": summarising(noted)}) as live:
         session = await live.session(**SUMMARY)
         await talk(live, session, 8)
         (row,) = await settled(live, session)
