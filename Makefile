@@ -41,7 +41,7 @@ model: need-python
 
 test: setup
 	@$(BIN)/turnkeep models fetch
-	@$(BIN)/python -m pytest -n 3 --dist loadfile -m 'not prove' $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not prove' $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check .

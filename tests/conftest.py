@@ -12,6 +12,26 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 MODEL = "smollm2-135m-instruct"
 
+# `make test` gives a worker one file after the other: the longest first, so that none is left for the end.
+LONG_FILES = (
+    "faults/test_crash.py",
+    "e2e/test_openai_client.py",
+    "engines/local/test_engine_exact.py",
+    "faults/test_compaction_meanwhile.py",
+    "faults/test_compaction_summariser.py",
+    "faults/test_disconnect.py",
+    "e2e/test_serve_command.py",
+    "engines/test_server_model.py",
+    "e2e/test_compacted_model.py",
+    "bench/test_sessions.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    places = {tests / name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
 
 def model_folders() -> list[Path]:
     """Where the model may lie, in order; `$TURNKEEP_MODEL_DIR` alone where it is set."""

@@ -41,7 +41,7 @@ class Told:
         self.say()
 
     def say(self, **kinds: Mapping[str, Any]) -> None:
-        """By kind: summary, prefill, turn. Kinds that are not named do as usual; a summary that is not told what to say is `noted`."""
+        """By kind: summary, prefill, turn. Kinds that are not named do as usual; a summary says what `noted` does."""
         new = self.file.with_suffix(".new")
         new.write_text(json.dumps(kinds))
         new.replace(self.file)  # an engine never reads half of it

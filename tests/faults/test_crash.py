@@ -79,7 +79,7 @@ async def test_every_commit_point_and_random_moments(tmp_path: Path, url: str) -
 @pytest.mark.model
 async def test_the_real_engine_loses_its_model_process_and_its_front(tmp_path: Path, model_dir: Path) -> None:
     kills = Kills(points(["after_begin_commit", "before_finish_commit"], [3]), engine_front=1, engine_model=1)
-    load = Load(model_dir.name, turns=24, sessions=4, max_output_tokens=6)
+    load = Load(model_dir.name, turns=16, sessions=4, max_output_tokens=6)
     url = f"sqlite:///{tmp_path}/turnkeep.db"
     result = await crash_on_model(tmp_path, url, model_dir, load, kills)
     assert result["turns"] >= load.turns

@@ -75,9 +75,10 @@ class ToldEngine(EchoEngine):
 
     async def _pause(self, kind: str) -> None:
         """Before a delta; told otherwise meanwhile, it goes on at once."""
-        began = time.monotonic()
-        while time.monotonic() - began < self._told(kind).get("delta_s", 0):
+        waited = 0.0
+        while waited < self._told(kind).get("delta_s", 0):
             await asyncio.sleep(0.02)
+            waited += 0.02
 
     async def forget(self, session: str) -> None:
         await super().forget(session)
