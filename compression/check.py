@@ -21,6 +21,7 @@ __all__ = ["Checked", "check", "cut_to"]
 
 Count = Callable[[str], int]
 OVER_BUDGET = 1.5  # times the budget that is still cut at a sentence; past it the answer ignored its limit
+FAR_OVER_BUDGET_CHARS = 40  # for each token of the budget: so long a text needs no look
 LOOP_WORDS = 6  # length of the run of words that is counted
 LOOP_SHARE = 0.3  # of all such runs that may be repetitions
 INVENTED_SHARE = 0.34  # of the sentences that may name what the source does not hold
@@ -111,6 +112,8 @@ def check(answer: str, turns: Sequence[Turn], *, budget_tokens: int, count: Coun
     if (plain := _INTRODUCTION.sub("", text, count=1)) != text:
         text = plain
     text = text.strip()
+    if len(text) > FAR_OVER_BUDGET_CHARS * max(1, budget_tokens):
+        return Checked(None, (*problems, f"long: {len(text)} characters for a budget of {budget_tokens} tokens"))
     for name, refuse in _REFUSALS:
         if refuse(text):
             return Checked(None, (*problems, name))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from compression.filler import asked_for, is_empty, says_something, trim
-from compression.words import is_cjk, words
+from compression.words import is_cjk, windows, words
 
 ClauseKind = Literal["statement", "question", "heading", "code", "field"]
 
@@ -35,6 +35,7 @@ _EMPHASIS = re.compile(r"\*\*|__|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)|^#+\s*")
 _APOSTROPHE = re.compile(r"(?<=\w)’(?=\w)")
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 
+MAX_LINE_CHARS = 2000  # longer lines are read in pieces
 SHORT_SENTENCE = 12  # words: cut only where two sentences were strung together
 _LIST_CUT = re.compile(r"\s*;\s+|\s+[—–]\s+|\s+-\s+")
 _CUT = re.compile(
@@ -88,8 +89,9 @@ def clauses_of(text: str) -> Iterator[Clause]:
 
 def _lines(text: str) -> Iterator[str]:
     for line in text.splitlines():
-        if line.strip():
-            yield line
+        for _, piece in windows(line, MAX_LINE_CHARS):
+            if piece.strip():
+                yield piece
 
 
 def _of_line(line: str) -> Iterator[Clause]:

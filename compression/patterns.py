@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from compression import quantities as q
 from compression.names import names
-from compression.words import is_cjk
+from compression.words import is_cjk, windows
 
 FactKind = Literal[
     "identifier",
@@ -29,6 +29,9 @@ FactKind = Literal[
     "quoted",
     "name",
 ]
+
+
+WINDOW_CHARS = 2000  # a longer text is looked through in pieces
 
 
 class Span(NamedTuple):
@@ -55,7 +58,9 @@ _PATH = re.compile(
     r"(?<![A-Za-z0-9_/.])(?:[A-Za-z0-9_.\-]+/)+[A-Za-z0-9_.\-]*\.[A-Za-z][A-Za-z0-9]{0,5}(?![A-Za-z0-9_])"
 )
 _FILE = re.compile(
-    r"(?<![A-Za-z0-9_/.])[A-Za-z0-9_][A-Za-z0-9_\-]*(?:\.[A-Za-z0-9_\-]+)*\.(?:" + _ENDINGS + r")(?![A-Za-z0-9_])"
+    r"(?<![A-Za-z0-9_/.])[A-Za-z0-9_][A-Za-z0-9_\-]{0,100}(?:\.[A-Za-z0-9_\-]{1,100}){0,8}\.(?:"
+    + _ENDINGS
+    + r")(?![A-Za-z0-9_])"
 )
 _QUOTED = re.compile(
     r"“([^“”\n]{1,80})”|„([^“”„\n]{1,80})[“”]|«\s?([^«»\n]{1,80}?)\s?»|「([^「」\n]{1,60})」|『([^『』\n]{1,60})』|"
@@ -69,17 +74,19 @@ _IDENTIFIER = re.compile(
     + _L + r"(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5}|/\d{1,2})?" + _R + "|"  # IPv4 address
     + _L + r"(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}" + _R + "|"  # MAC address
     r"(?<![\w-])--?[a-z][a-z0-9]+(?:-[a-z0-9]+)+(?![\w-])|(?<![\w-])--[a-z][a-z0-9]+(?![\w-])|"  # option
-    + _L + r"[A-Za-z_][A-Za-z0-9_]*(?:(?:\.|::|->)[A-Za-z_][A-Za-z0-9_]*)+\(\)?|"  # call of a member
-    + _L + r"(?=[A-Za-z0-9.]*_)[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)+" + _R + "|"  # dotted
+    + _L + r"[A-Za-z_][A-Za-z0-9_]{0,80}(?:(?:\.|::|->)[A-Za-z_][A-Za-z0-9_]{0,80}){1,8}\(\)?|"  # member call
+    + _L + r"(?=[A-Za-z0-9.]{0,80}_)[A-Za-z_][A-Za-z0-9_]{0,80}"
+    r"(?:\.[A-Za-z_][A-Za-z0-9_]{0,80}){1,12}" + _R + "|"  # dotted
     + _L + r"[A-Za-z_][A-Za-z0-9_]*\(\)|"  # call
     + _L + r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+" + _R + "|"  # snake_case, ENV_NAME
     + _L + r"[a-z]+(?:[A-Z][a-z0-9]+)+" + _R + "|"  # camelCase
     + _L + r"(?:[A-Z][a-z0-9]+){2,}" + _R + "|"  # PascalCase
     r"[#№]\s?\d{2,}|(?<![\w.,$€£¥])\d{4,}(?:[ -]\d{2,})+(?![\w.,]\d|\w)|"  # number of an issue, an order, an account
     r"(?<![\w.,$€£¥])\d{5,}(?![\w.,]\d|\w|\s?[%€$])|"
-    + _L + r"(?=[A-Za-z0-9\-/#.]*\d)(?=[A-Za-z0-9\-/#.]*[A-Za-z])[A-Za-z0-9]+(?:[\-/#.][A-Za-z0-9]+)*" + _R  # code
-    + "|"
-    + _L + r"[a-z0-9\-]+(?:\.[a-z0-9\-]+)*\.(?:com|org|net|io|dev|internal|local|de|fr|jp|cn|uk|eu|ai|co|app)"
+    + _L + r"(?=[A-Za-z0-9\-/#.]{0,80}\d)(?=[A-Za-z0-9\-/#.]{0,80}[A-Za-z])"
+    r"[A-Za-z0-9]+(?:[\-/#.][A-Za-z0-9]+)*" + _R + "|"  # code
+    + _L + r"[a-z0-9\-]{1,63}(?:\.[a-z0-9\-]{1,63}){0,6}"
+    r"\.(?:com|org|net|io|dev|internal|local|de|fr|jp|cn|uk|eu|ai|co|app)"
     r"(?::\d{2,5})?" + _R  # host
 )  # fmt: skip
 _MAYBE_IDENTIFIER = re.compile(r"\d|_|[a-z][A-Z]|--|-[a-z]|\(\)|::|->|[a-z]\.[a-z]|\w\(")
@@ -110,14 +117,15 @@ _LAST_CJK: _Table = (("measure", q.CJK_MEASURE), ("number", q.CJK_NUMBER))
 
 def spans(text: str, *, german: bool = False) -> list[Span]:
     """All facts in a piece of text, left to right, none within another; the more specific kind wins."""
-    taken = bytearray(len(text))
     found: list[Span] = []
-    for kind, start, end in _matches(text, german=german):
-        while end > start and text[end - 1] in ".,;:!?'’，。；" and kind != "quoted":
-            end -= 1
-        if end > start and not any(taken[start:end]):
-            taken[start:end] = b"\x01" * (end - start)
-            found.append(Span(kind, start, end, text[start:end]))
+    for offset, piece in windows(text, WINDOW_CHARS):
+        taken = bytearray(len(piece))
+        for kind, start, end in _matches(piece, german=german):
+            while end > start and piece[end - 1] in ".,;:!?'’，。；" and kind != "quoted":
+                end -= 1
+            if end > start and not any(taken[start:end]):
+                taken[start:end] = b"\x01" * (end - start)
+                found.append(Span(kind, offset + start, offset + end, piece[start:end]))
     found.sort(key=lambda span: span.start)
     return found
 

@@ -7,7 +7,7 @@ import re
 from compression.words import NUMBER_WORDS
 
 NUM = r"\d+(?:[.,'’\u00a0\u202f]\d+)*"
-_HAN_NUM = r"[〇零一二两三四五六七八九十百千万亿億兆]+"
+_HAN_NUM = r"[〇零一二两三四五六七八九十百千万亿億兆]{1,20}"
 _HAN_DAY = r"(?:\d{1,2}|[一二三四五六七八九十]{1,3})"
 _MONTH = (
     r"(?:jan(?:uary|uar|vier)?|feb(?:ruary|ruar)?|fév(?:rier)?|mar(?:ch|s|zo)?|mär(?:z)?|apr(?:il)?|avr(?:il)?|may|mai|"
@@ -66,7 +66,7 @@ MONEY = re.compile(
     r"(?![A-Za-z]))"
 )  # fmt: skip
 CJK_MONEY = re.compile(
-    r"(?:" + NUM + r"|" + _HAN_NUM + r")(?:\s?[万千百]\d*)*\s?"
+    r"(?:" + NUM + r"|" + _HAN_NUM + r")(?:\s?[万千百]\d{0,8}){0,4}\s?"
     r"(?:元|块钱|块|美元|欧元|人民币|円|万円|ドル|ユーロ|ウォン|원)"
 )
 MEASURE = re.compile(

@@ -23,7 +23,6 @@ MAX_FIELDS = 400  # of one tool output; past it, only every n-th is read
 MAX_VALUE_CHARS = 160  # of one JSON string before it is read as text
 PASTED_CHARS = 1500  # of a user message; in a longer one, only what is in the first person is surely the user's own
 SHORT_ANSWER_WORDS = 5  # so few words of a user are an answer to what the assistant asked last
-MAX_LINE_CHARS = 4000  # of one message that is a single "sentence": base64, minified code
 
 
 _STAMP = re.compile(r"^\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}[\d.,]*(?:Z|[+-]\d{2}:?\d{2})?\]?\s+", re.MULTILINE)
@@ -126,7 +125,7 @@ def _of_item(item: Item, calls: dict[str, tuple[str, str]], asked: str) -> Itera
     else:
         role: Role = item.role if item.role in ("user", "assistant") else "system"  # type: ignore[assignment]
         pasted = role == "user" and len(item.text) > PASTED_CHARS
-        clauses = list(_read(item.text))
+        clauses = list(clauses_of(item.text))
         if role == "user" and _is_short_answer(clauses) and (question := _last_question(asked)):
             clauses = [Clause(f"{question.rstrip(' ?？')} - {clauses[0].text}", "statement", False)]
         for clause in clauses:
@@ -144,15 +143,10 @@ def _summary_text(item: Item) -> str:
     return " ".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
 
 
-def _read(text: str) -> Iterator[Clause]:
-    for clause in clauses_of(text):
-        yield clause._replace(text=clause.text[:MAX_LINE_CHARS])
-
-
 def _clauses(text: str, role: Role, speaker: str) -> Iterator[Said]:
     if role == "tool":
         text = _STAMP.sub("", text)
-    for clause in _read(text):
+    for clause in clauses_of(text):
         yield Said(clause, role, speaker)
 
 

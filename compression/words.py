@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -136,6 +137,18 @@ NUMBER_WORDS: dict[str, str] = {
 }
 _GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:[,.'’ \u00a0\u202f]\d{3})+)(?!\d)")
 _SPACE = re.compile(r"\s+")
+
+
+def windows(text: str, size: int) -> Iterator[tuple[int, str]]:
+    """The text in pieces of at most `size` characters, cut at spaces where there are any, each with its offset.
+
+    Patterns may take time in the square of what they are given."""
+    start = 0
+    while len(text) - start > size:
+        end = text.rfind(" ", start + size // 2, start + size) + 1 or start + size
+        yield start, text[start:end]
+        start = end
+    yield start, text[start:]
 
 
 def is_cjk(text: str) -> bool:
