@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import psutil
 
 from engines.contract import Base, Sampling, Shift
 from engines.local.checks import u32_bytes
 from engines.local.interpreter import child_environment
 from engines.local.wire import CONTENT_TYPE, WireRequest, encode_generate
 
+READY_S = 200.0  # loading takes 3 s, on loaded cores a minute; one that stood still for 300 s was seen once
 STANDIN = "tests.engines.standin_core"
 CODE = """
 import json, sys
@@ -78,9 +82,17 @@ def start(options: dict[str, Any], child: str | None, **more: Any) -> subprocess
         start_command(options, child),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=child_environment(OMP_NUM_THREADS="1"),
+        env=child_environment(OMP_NUM_THREADS="1", PYTHONFAULTHANDLER="1"),
         **more,
     )
+
+
+def stacks_of(process: subprocess.Popen[bytes]) -> None:
+    """Each of its processes ends, and writes the stacks of its threads to standard error."""
+    front = psutil.Process(process.pid)
+    for one in (*front.children(recursive=True), front):
+        one.send_signal(signal.SIGABRT)
+    process.wait(20)
 
 
 @contextmanager
@@ -88,6 +100,9 @@ def running_engine(options: dict[str, Any], child: str | None = None) -> Iterato
     with start(options, child) as process:
         try:
             assert process.stdout is not None
+            if not select.select([process.stdout], [], [], READY_S)[0]:
+                stacks_of(process)
+                raise AssertionError(f"the engine is not ready within {READY_S} s; where it stands is told above")
             line = process.stdout.readline()
             assert line, f"the engine ended with code {process.wait()} before it was ready"
             ready = json.loads(line)
