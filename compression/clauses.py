@@ -35,7 +35,6 @@ _EMPHASIS = re.compile(r"\*\*|__|(?<!\w)\*(?=\w)|(?<=\w)\*(?!\w)|^#+\s*")
 _APOSTROPHE = re.compile(r"(?<=\w)’(?=\w)")
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 
-MAX_LINE_CHARS = 2000  # longer lines are read in pieces
 SHORT_SENTENCE = 12  # words: cut only where two sentences were strung together
 _LIST_CUT = re.compile(r"\s*;\s+|\s+[—–]\s+|\s+-\s+")
 _CUT = re.compile(
@@ -89,7 +88,7 @@ def clauses_of(text: str) -> Iterator[Clause]:
 
 def _lines(text: str) -> Iterator[str]:
     for line in text.splitlines():
-        for _, piece in windows(line, MAX_LINE_CHARS):
+        for _, piece in windows(line):
             if piece.strip():
                 yield piece
 

@@ -31,9 +31,6 @@ FactKind = Literal[
 ]
 
 
-WINDOW_CHARS = 2000  # a longer text is looked through in pieces
-
-
 class Span(NamedTuple):
     kind: FactKind
     start: int
@@ -118,7 +115,7 @@ _LAST_CJK: _Table = (("measure", q.CJK_MEASURE), ("number", q.CJK_NUMBER))
 def spans(text: str, *, german: bool = False) -> list[Span]:
     """All facts in a piece of text, left to right, none within another; the more specific kind wins."""
     found: list[Span] = []
-    for offset, piece in windows(text, WINDOW_CHARS):
+    for offset, piece in windows(text):
         taken = bytearray(len(piece))
         for kind, start, end in _matches(piece, german=german):
             while end > start and piece[end - 1] in ".,;:!?'’，。；" and kind != "quoted":

@@ -137,15 +137,16 @@ NUMBER_WORDS: dict[str, str] = {
 }
 _GROUPED = re.compile(r"(?<![\d.,])(\d{1,3})((?:[,.'’ \u00a0\u202f]\d{3})+)(?!\d)")
 _SPACE = re.compile(r"\s+")
+PIECE_CHARS = 2000  # of a text that is looked through at once
 
 
-def windows(text: str, size: int) -> Iterator[tuple[int, str]]:
-    """The text in pieces of at most `size` characters, cut at spaces where there are any, each with its offset.
+def windows(text: str) -> Iterator[tuple[int, str]]:
+    """The text in pieces of at most PIECE_CHARS, cut at spaces where there are any, each with its offset.
 
     Patterns may take time in the square of what they are given."""
     start = 0
-    while len(text) - start > size:
-        end = text.rfind(" ", start + size // 2, start + size) + 1 or start + size
+    while len(text) - start > PIECE_CHARS:
+        end = text.rfind(" ", start + PIECE_CHARS // 2, start + PIECE_CHARS) + 1 or start + PIECE_CHARS
         yield start, text[start:end]
         start = end
     yield start, text[start:]

@@ -28,6 +28,7 @@ from tests.gateway.talks import ANSWER, WINDOW, words
 
 SYSTEM = "Be brief."
 POLICY = {"max_output_tokens": 128, "tokens_per_turn": 100}
+SLOW = {"delta_s": 0.06}  # a summary takes about two seconds
 SETTLED_S = 60.0
 AUDITS = 3
 OVER = {"committed", "failed", "skipped", "reverted"}

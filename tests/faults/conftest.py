@@ -12,11 +12,24 @@ from tests.gateway.store.conftest import database, postgres_server
 __all__ = ["postgres_server"]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+BOTH = ("sqlite", pytest.param("postgresql", marks=pytest.mark.postgres))
+
+
+@pytest.fixture(params=BOTH)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A database of its own for each test, without a schema: `turnkeep serve` migrates it."""
+    yield from _of_its_own(request, tmp_path)
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def shared_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One for a whole module, on either database, without a schema."""
+    yield from _of_its_own(request, tmp_path_factory.mktemp("database"))
+
+
+def _of_its_own(request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
     if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/turnkeep.db"
+        yield f"sqlite:///{folder}/turnkeep.db"
         return
     with database(request.getfixturevalue("postgres_server"), template="template0") as created:
         yield created

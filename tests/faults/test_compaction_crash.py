@@ -12,13 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.faults.compacted import Talk, place
+from tests.faults.compacted import SLOW, Talk, place
 from tests.faults.database import away
 from tests.faults.processes import Supervised
 from tests.gateway.talks import words
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove]
-SLOW = {"delta_s": 0.06}
 POINTS = tuple(f"{when}_{what}_compaction_commit" for what in ("begin", "commit") for when in ("before", "after"))
 SEED = 20_26
 

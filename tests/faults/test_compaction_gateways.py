@@ -6,32 +6,21 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from tests.faults.compacted import Place, Talk, place
-from tests.gateway.store.conftest import database
+from tests.faults.compacted import SLOW, Place, Talk, place
 from tests.gateway.talks import words
 
 pytestmark = [pytest.mark.anyio, pytest.mark.prove]
-SLOW = {"delta_s": 0.06}
 
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """For the whole module: its processes are started once for each database."""
     return "asyncio", {"use_uvloop": True}
-
-
-@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def shared_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('database')}/turnkeep.db"
-        return
-    with database(request.getfixturevalue("postgres_server"), template="template0") as created:
-        yield created
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +124,7 @@ async def test_a_session_that_the_other_gateway_deletes_leaves_nothing(here: Pla
 @pytest.mark.timeout(300)
 async def test_a_run_of_a_minute_is_not_taken_for_dead(here: Place) -> None:
     """Its deadline is half of that; it says that it is at work."""
-    here.engine_told.say(prefill={"delta_s": 19}, summary={"delta_s": 0.18})
+    here.engine_told.say(prefill={"delta_s": 19}, summary={"delta_s": 0.4})
     talk = await Talk.begin(here.clients[0])
     await talk.until_compacting(here.engine_told)
     began = time.monotonic()

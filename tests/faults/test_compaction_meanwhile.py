@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from tests.faults.compacted import Place, Talk, place
+from tests.faults.compacted import SLOW, Place, Talk, place
 from tests.faults.database import held
 from tests.gateway.talks import WINDOW, words
 
 pytestmark = pytest.mark.anyio
-SLOW = {"delta_s": 0.06}  # about two seconds
 PHASES = ("summary", "prefill")
 
 
