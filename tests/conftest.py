@@ -23,7 +23,6 @@ LONG_FILES = (
     "e2e/test_serve_command.py",
     "engines/test_server_model.py",
     "e2e/test_compacted_model.py",
-    "bench/test_sessions.py",
 )
 
 

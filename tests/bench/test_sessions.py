@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from engines.local.interpreter import ROOT, child_environment
 
 
+@pytest.mark.prove
 def test_bench_sessions_measures_what_its_page_says(small_model: Path) -> None:
     command = [
         sys.executable,

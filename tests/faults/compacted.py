@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from compression.budget import Policy
 from compression.segments import HEADING
 from tests.faults.crash import Heard
 from tests.faults.processes import Supervised, free_port, serve_command, serve_environ, told_command
@@ -29,6 +30,7 @@ from tests.gateway.talks import ANSWER, WINDOW, words
 SYSTEM = "Be brief."
 POLICY = {"max_output_tokens": 128, "tokens_per_turn": 100}
 SLOW = {"delta_s": 0.06}  # a summary takes about two seconds
+TRIGGER = Policy().trigger_ratio  # of the window
 SETTLED_S = 60.0
 AUDITS = 3
 OVER = {"committed", "failed", "skipped", "reverted"}
@@ -182,13 +184,15 @@ class Talk:
             await self.turn()
 
     async def until_compacting(self, told: Told, line: str = "summary begins") -> None:
-        """Turns, until the engine sees that line once more; it comes when the trigger is passed."""
+        """Turns, until the engine sees that line once more; it comes when the trigger is passed.
+
+        Past the trigger no other turn is sent while it may still come, however slow the machine is."""
         before = told.seen(line)
         for _ in range(20):
-            turn = await self.turn()
-            if turn["usage"]["prompt_tokens"] < WINDOW // 2:
-                continue  # far from the trigger
-            for _ in range(30):
+            usage = (await self.turn())["usage"]
+            used = (usage["prompt_tokens"] + usage["output_tokens"] + POLICY["max_output_tokens"]) / WINDOW
+            until = time.monotonic() + (20 if used > TRIGGER else 1.5 if used > TRIGGER - 0.1 else 0)
+            while time.monotonic() < until:
                 if told.seen(line) > before:
                     return
                 await asyncio.sleep(0.02)

@@ -103,7 +103,7 @@ async def test_a_turn_that_meets_the_commit_goes_through_with_it(here: Place, ur
 @pytest.mark.parametrize("phase", PHASES)
 async def test_a_turn_that_would_not_fit_does_not_wait_for_the_model(here: Place, phase: str) -> None:
     talk = await begun(here, phase)
-    here.engine_told.say(summary={"then": "hang"}, prefill={"then": "hang"})
+    here.engine_told.say(summary={**SLOW, "then": "hang"}, prefill={"delta_s": 2, "then": "hang"})
     began = time.monotonic()
     turn = await talk.turn(words(99, 3000))
     assert time.monotonic() - began < 1.5, "the turn waited for the compaction's model"

@@ -76,6 +76,7 @@ async def test_every_commit_point_and_random_moments(tmp_path: Path, url: str) -
     assert result["turns"] >= load.turns
 
 
+@pytest.mark.prove
 @pytest.mark.model
 async def test_the_real_engine_loses_its_model_process_and_its_front(tmp_path: Path, model_dir: Path) -> None:
     kills = Kills(points(["after_begin_commit", "before_finish_commit"], [3]), engine_front=1, engine_model=1)
