@@ -1,6 +1,6 @@
 # Turnkeep. `make` alone explains the words.
 .DEFAULT_GOAL := help
-.PHONY: help need-python serve test check prove model setup clean
+.PHONY: help need-python serve test test-peers check prove model setup clean
 SHELL := /bin/sh
 
 # A Python that Turnkeep runs on; 3.11 is preferred. `make PYTHON=/path/to/python ...` names another.
@@ -15,6 +15,7 @@ help:
 	@echo '             virtual environment in .venv, packages, the demonstration model, the database'
 	@echo '             make serve ARGS="--model FOLDER --port 9000": options of `turnkeep serve`'
 	@echo 'make test    set all up, then run every test'
+	@echo 'make test-peers   the adapters against a real llama.cpp server and a real vLLM, where wheels of them are'
 	@echo 'make check   the static checks: ruff, mypy, import-linter'
 	@echo 'make prove   the long proofs: soak, load, faults at length'
 	@echo 'make model   fetch and convert the demonstration model (SmolLM2-135M-Instruct), once'
@@ -41,7 +42,12 @@ model: need-python
 
 test: setup
 	@$(BIN)/turnkeep models fetch
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not prove' $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not prove' $(ARGS)
+
+test-peers: setup
+	@$(BIN)/turnkeep models fetch
+	@env $$($(BIN)/python scripts/peers.py .venv/peers) $(BIN)/python -m pytest -rs tests/contracts/test_real_llamacpp.py \
+	  tests/contracts/test_real_vllm.py $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check .
@@ -51,7 +57,7 @@ check: setup
 
 prove: setup
 	@$(BIN)/turnkeep models fetch
-	@$(BIN)/python -m pytest -m prove --timeout=3600 $(ARGS)
+	@TURNKEEP_TEST_KEYWORDS=1 $(BIN)/python -m pytest -m prove --timeout=3600 $(ARGS)
 	@$(BIN)/python scripts/prove.py
 
 clean:

@@ -12,13 +12,15 @@ import json
 import multiprocessing
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import uvloop
 
 from engines.contract import ChatPrompt, Engine, GenerateRequest, IdsPrompt, Sampling
 from engines.remote.http import Upstream
+from engines.remote.llamacpp import LlamaCppEngine
 from engines.remote.openai import OpenAiEngine
+from engines.remote.sglang import SglangEngine
 from engines.remote.turnkeep import TurnkeepEngine
 from engines.remote.vllm import VllmEngine
 
@@ -33,7 +35,19 @@ def chunk(choice: dict[str, object], **more: object) -> dict[str, object]:
     return frame | {"choices": [{"index": 0} | choice]} | more
 
 
-EVENTS: Mapping[str, tuple[dict[str, object], dict[str, object]]] = {
+def so_far(number: int, finish: object = None) -> dict[str, object]:
+    """SGLang's events hold the whole answer so far."""
+    meta = {"id": "x", "finish_reason": finish, "prompt_tokens": 9, "completion_tokens": number, "cached_tokens": 0}
+    return {"text": " hello" * number, "output_ids": [123] * number, "meta_info": meta}
+
+
+def step(number: int, **more: object) -> dict[str, object]:
+    frame = {"index": 0, "content": " hello", "tokens": [123], "stop": False, "id_slot": -1}
+    return frame | {"tokens_predicted": number, "tokens_evaluated": 9} | more
+
+
+Made = Callable[[int], dict[str, object]]  # number of an event, from 1
+EVENTS: Mapping[str, tuple[dict[str, object] | Made, dict[str, object] | Made]] = {
     "turnkeep": (
         {"ids": [123], "text": " hello"},
         {"ids": [2], "text": "", "finish": "stop", "stop": None, "usage": USAGE},
@@ -41,6 +55,11 @@ EVENTS: Mapping[str, tuple[dict[str, object], dict[str, object]]] = {
     "vllm": (
         chunk({"text": " hello", "logprobs": None, "finish_reason": None, "token_ids": [123]}),
         chunk({"text": "", "finish_reason": "stop"}, usage=USAGE),
+    ),
+    "sglang": (so_far, lambda number: so_far(number - 1, {"type": "length", "length": number - 1})),
+    "llamacpp": (
+        step,
+        lambda number: step(number - 1, content="", tokens=[], stop=True, stop_type="limit", timings={"cache_n": 0}),
     ),
     "openai": (
         chunk({"delta": {"content": " hello"}, "finish_reason": None}),
@@ -51,7 +70,10 @@ EVENTS: Mapping[str, tuple[dict[str, object], dict[str, object]]] = {
 
 def serve(kind: str, chunks: int, gap_s: float, ready: multiprocessing.Queue[int]) -> None:
     """Answers every request with `chunks` events, `gap_s` apart."""
-    one, last = (b"data: " + json.dumps(event).encode() + b"\n\n" for event in EVENTS[kind])
+    one, last = EVENTS[kind]
+    made = [one(number) if callable(one) else one for number in range(1, chunks + 1)]
+    made.append(last(chunks + 1) if callable(last) else last)
+    events = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in made]
 
     def framed(data: bytes) -> bytes:
         return b"%x\r\n%s\r\n" % (len(data), data)
@@ -64,11 +86,11 @@ def serve(kind: str, chunks: int, gap_s: float, ready: multiprocessing.Queue[int
                 writer.write(
                     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
                 )
-                for _ in range(chunks):
-                    writer.write(framed(one))
+                for event in events[:-1]:
+                    writer.write(framed(event))
                     if gap_s:
                         await asyncio.sleep(gap_s)
-                writer.write(framed(last) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+                writer.write(framed(events[-1]) + framed(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
@@ -94,7 +116,13 @@ def request(kind: str) -> GenerateRequest:
 
 async def measure(kind: str, port: int, requests: int) -> float:
     """CPU seconds of this process for `requests` answers, AT_ONCE at a time, connections warm."""
-    make: Mapping[str, type] = {"turnkeep": TurnkeepEngine, "vllm": VllmEngine, "openai": OpenAiEngine}
+    make: Mapping[str, type] = {
+        "turnkeep": TurnkeepEngine,
+        "vllm": VllmEngine,
+        "sglang": SglangEngine,
+        "llamacpp": LlamaCppEngine,
+        "openai": OpenAiEngine,
+    }
     engine: Engine = make[kind](Upstream(f"http://127.0.0.1:{port}"))
 
     async def some(number: int) -> None:

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,8 +54,9 @@ def started(
     """Run `command` in `folder` until the context ends; entered once a line of its output matches `ready`.
 
     Its standard input closes when this process ends, however that happens: an engine started with
-    `--exit-with-parent` leaves no orphan.
+    `--exit-with-parent` leaves no orphan. SIGTERM ends this process by SystemExit, so that the child goes with it.
     """
+    unwind_on_sigterm()
     given = {name: value for name, value in os.environ.items() if not name.startswith("TURNKEEP_")}
     given |= {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(environ or {})}
     name = Path(command[0]).name
@@ -76,6 +78,16 @@ def started(
             assert child.stdin is not None
             child.stdin.close()
             _end(child)
+
+
+def unwind_on_sigterm() -> None:
+    """Only the main thread may say so: where children are started in others, it is said before, there."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _unwind)
+
+
+def _unwind(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _heard(child: subprocess.Popen[bytes], output: Path, ready: re.Pattern[str]) -> str:

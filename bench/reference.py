@@ -40,13 +40,16 @@ class Generated:
 
 
 class Reference:
-    """The model of `folder` in this process; `threads` None: torch's choice."""
+    """The model of `folder` in this process; `threads` None: torch's choice; `attention`: transformers' name of one."""
 
-    def __init__(self, folder: Path, threads: int | None) -> None:
+    def __init__(self, folder: Path, threads: int | None, attention: str = "sdpa") -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         self.threads = torch.get_num_threads()
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=attention
+        )
+        self._model.eval()
         self._model.generation_config.eos_token_id = None  # replies of a given length, as `ignore_eos` of the engine
         self._cache = DynamicCache(config=self._model.config)
         takes = signature(type(self._model).forward).parameters

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 from bench.conversations import WORDS
-from engines.contract import EMPTY_DIGEST, Base, GenerateRequest, IdsPrompt, Sampling, chain_digest
-from engines.remote.turnkeep import TurnkeepEngine
+from engines.contract import EMPTY_DIGEST, Base, Engine, GenerateRequest, IdsPrompt, Sampling, chain_digest
 from gateway.sessions.tokens import ModelTokens, Tail
 
 Ids = tuple[int, ...]
@@ -31,7 +31,7 @@ class Answer:
     cpu_s: float  # of the engine, from the request to the first token
     ids: Ids
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None  # None: the engine does not tell
 
     @property
     def ttft_s(self) -> float:
@@ -47,7 +47,7 @@ class Answer:
 class Client:
     """How answers are asked for: greedy, of `reply_tokens` exactly."""
 
-    engine: TurnkeepEngine
+    engine: Engine
     model: str
     reply_tokens: int
     cpu_s: Callable[[], float]  # of the engine's processes
@@ -68,9 +68,14 @@ class Client:
                 arrivals += [now] * len(delta.ids)
                 usage = delta.usage or usage
         assert usage is not None, "the engine told no usage"
-        assert usage.cached_tokens is not None, "the engine told no cached tokens"
         assert len(ids) == self.reply_tokens, f"{len(ids)} tokens came, {self.reply_tokens} were asked for"
         return Answer(asked, tuple(arrivals), cpu, tuple(ids), usage.prompt_tokens, usage.cached_tokens)
+
+
+class Asker(Protocol):
+    """Whoever answers a prompt of ids: `Client`, and what stands for another engine."""
+
+    async def ask(self, prompt: IdsPrompt, *, name: str, salt: str) -> Answer: ...
 
 
 @dataclass(slots=True)
@@ -83,6 +88,7 @@ class Talk:
     words: Random
     system_tokens: int
     user_tokens: int  # what a turn adds to the path: the last answer's end, the message and the template's markup
+    system: str | None = None  # the system prompt, where it is given; else it is made to its length
     path: array[int] = field(default_factory=lambda: array("I"))  # whole prompt, ids
     _base: Base | None = None
     _tail: Tail | None = None
@@ -98,10 +104,10 @@ class Talk:
         self.path.frombytes(self._delta)
         return self.path.tolist()
 
-    async def ask(self, client: Client) -> Answer:
+    async def ask(self, client: Asker) -> Answer:
         """Send what is new of the prompt, on the path that the engine keeps; the answer goes on the path."""
         whole = self.path.tobytes()
-        prompt = IdsPrompt(self._delta, len(self.path), _given(whole), self.name, self._base)
+        prompt = IdsPrompt(self._delta, len(self.path), given(whole), self.name, self._base)
         answer = await client.ask(prompt, name=f"{self.name}-{len(self.path)}", salt=self.salt)
         output = array("I", answer.ids).tobytes()
         before = self._base.digest if self._base else EMPTY_DIGEST
@@ -112,6 +118,12 @@ class Talk:
         return answer
 
     def _first(self) -> bytes:
+        if self.system is not None:
+            system = {"role": "system", "content": self.system}
+            return self._sized(
+                self.system_tokens + self.user_tokens,
+                lambda text: self.tokens.render([system, {"role": "user", "content": text}]),
+            )
         opening = " ".join(self.words.choices(WORDS, k=self.user_tokens // 3))
 
         def rendered(text: str) -> bytes:
@@ -137,15 +149,15 @@ class Talk:
         return ids
 
 
-async def ask_without_reuse(client: Client, whole: list[int], *, name: str) -> Answer:
+async def ask_without_reuse(client: Asker, whole: list[int], *, name: str) -> Answer:
     """The same prompt with nothing to reuse: no session, and a salt that nobody else has."""
     ids = array("I", whole).tobytes()
-    answer = await client.ask(IdsPrompt(ids, len(whole), _given(ids)), name=name, salt=f"nobody-else-{name}")
+    answer = await client.ask(IdsPrompt(ids, len(whole), given(ids)), name=name, salt=f"nobody-else-{name}")
     assert answer.cached_tokens == 0, f"{answer.cached_tokens} tokens were reused in spite of a new salt"
     return answer
 
 
-def _given(whole: bytes) -> Callable[[], Awaitable[bytes]]:
+def given(whole: bytes) -> Callable[[], Awaitable[bytes]]:
     async def give() -> bytes:
         return whole
 

@@ -10,6 +10,7 @@ TARGET = 0.40  # and go down to this share: freeing only the excess compacts aga
 MIN_GAIN = 0.05  # of the window: less is not worth a broken prefix
 LEAST_ANSWER = 16  # an answer shall have a sixteenth of the window at least, or all that it may have
 RESERVE_SHARE = 4  # an answer's reserve is at most a quarter of the window
+MOST_AHEAD = 8  # a turn to come is taken for an eighth of the window at most
 MOST_PER_TURN = 100  # tokens of a summary for each turn it replaces: what a session may ask for at most
 BREAKER_FAILURES = 3  # after so many compactions in a row that brought nothing ...
 BREAKER_GROWTH = 0.05  # ... the next waits until the prompt has grown by this share of the window
@@ -81,6 +82,12 @@ def answer_reserve(window: int, asked: int | None, default: int) -> int:
 def least_answer(window: int, reserve: int) -> int:
     """Tokens below which an answer has too little room for a turn to begin without a compaction."""
     return min(reserve, window // LEAST_ANSWER)
+
+
+def pressing(window: int, used_tokens: int, reserve: int, turn_tokens: int) -> bool:
+    """Whether the next turn would not fit, if it is as long as the last one: a compaction under way then hears no model
+    any more."""
+    return used_tokens + reserve + min(turn_tokens, window // MOST_AHEAD) > window
 
 
 def share(ratio: float, window: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from compression.clauses import depends_on_before
 from compression.patterns import FactKind
@@ -65,6 +65,7 @@ def superseded(statements: Sequence[Statement]) -> Changes:
     posting: dict[str, list[int]] = defaultdict(list)
     said: dict[str, list[int]] = defaultdict(list)
     topics: list[frozenset[str]] = []
+    values = [tuple(normalise(value) for _, value in statement.facts) for statement in statements]
     for statement in statements:
         if statement.role in ("reasoning", "call"):
             topics.append(frozenset())
@@ -83,12 +84,17 @@ def superseded(statements: Sequence[Statement]) -> Changes:
         if strong and len(statement.facts) > 1:
             _replace_named(statement, statements, said, found)
         if strong or statement.role in ("user", "summary"):
+            now = _by_kind(statement, values[statement.index])
             for earlier in _candidates(statement, topic, statements, topics, posting, strong=strong):
-                _replace(earlier, statement, topics[earlier.index], topic, found, strong=strong)
+                changed = _changed(earlier, values[earlier.index], now, strong=strong)
+                found.update(dict.fromkeys(((earlier.index, value) for value in changed), statement.index))
+                more = strong and not earlier.facts and len(topics[earlier.index] & topic) >= 2
+                if changed or more:
+                    found[(earlier.index, "")] = statement.index
         for word in topic:
             posting[word].append(statement.index)
-        for _, value in statement.facts:
-            said[normalise(value)].append(statement.index)
+        for value in values[statement.index]:
+            said[value].append(statement.index)
     return found
 
 
@@ -126,6 +132,8 @@ def _candidates(
     ]
     if not found and strong and (len(topic) <= 1 or depends_on_before(statement.text)):
         kinds = {kind for kind, _ in statement.facts}
+        if topic and not depends_on_before(statement.text):
+            kinds &= _QUANTITIES  # "the server was moved to <url>" names its own subject: another url is another thing
         for earlier in reversed(statements[: statement.index]):
             if statement.turn - earlier.turn > _NEAR_TURNS:
                 break
@@ -148,26 +156,29 @@ def _same_subject(shared: int, mine: int, other: int, earlier: Statement, later:
     return shared / most >= 0.75 and (shared >= 2 or owned)
 
 
-def _replace(
-    earlier: Statement,
-    later: Statement,
-    before: frozenset[str],
-    topic: frozenset[str],
-    changes: Changes,
-    *,
-    strong: bool,
-) -> None:
-    new = {kind: {normalise(value) for k, value in later.facts if k == kind} for kind, _ in later.facts}
-    old_values = [(kind, value) for kind, value in earlier.facts if kind in new and normalise(value) not in new[kind]]
-    if not strong:
-        others = {kind: normalise(value) for kind, value in earlier.facts if kind not in _QUANTITIES}
-        if any(kind in new and value not in new[kind] for kind, value in others.items()):
-            return  # another identifier or name: another thing
-        old_values = [(kind, value) for kind, value in old_values if kind in _QUANTITIES]
-    for _, value in old_values:
-        changes[(earlier.index, value)] = later.index
-    if old_values or (strong and not earlier.facts and len(before & topic) >= 2):
-        changes[(earlier.index, "")] = later.index
+def _by_kind(statement: Statement, values: Sequence[str]) -> Mapping[FactKind, Collection[str]]:
+    """The normalised values of a statement."""
+    found: dict[FactKind, set[str]] = defaultdict(set)
+    for (kind, _), value in zip(statement.facts, values, strict=True):
+        found[kind].add(value)
+    return dict(found)
+
+
+def _changed(
+    earlier: Statement, values: Sequence[str], now: Mapping[FactKind, Collection[str]], *, strong: bool
+) -> list[str]:
+    """The values of the earlier statement in whose place others stand now."""
+    other = [
+        (kind, said)
+        for (kind, said), value in zip(earlier.facts, values, strict=True)
+        if kind in now and value not in now[kind]
+    ]
+    if strong:
+        return [said for _, said in other]
+    last = {kind: value for (kind, _), value in zip(earlier.facts, values, strict=True) if kind not in _QUANTITIES}
+    if any(kind in now and value not in now[kind] for kind, value in last.items()):
+        return []  # another identifier or name: another thing
+    return [said for kind, said in other if kind in _QUANTITIES]
 
 
 def _replace_named(

@@ -37,14 +37,13 @@ class Checked:
     problems: tuple[str, ...]
 
 
-_REASONING = re.compile(r"<(think|thinking|reasoning|analysis)>.*?</\1>", re.DOTALL | re.IGNORECASE)
-_OPEN_REASONING = re.compile(r"<(?:think|thinking|reasoning|analysis)>", re.IGNORECASE)
-_CLOSED_REASONING = re.compile(r"</(?:think|thinking|reasoning|analysis)>", re.IGNORECASE)
+_REASONING = re.compile(r"<(?P<closes>/?)(?P<name>think|thinking|reasoning|analysis)>", re.IGNORECASE)
 _CONTROL = re.compile(
     r"<\|[^|<>\n]{1,40}\|>|<｜[^｜\n]{1,40}｜>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>"
 )
 _ROLE_LINE = re.compile(
-    r"^\s*(?:#+\s*)?(?:\*\*)?(?:user|human|assistant|system|ai)(?:\*\*)?\s*:", re.IGNORECASE | re.MULTILINE
+    r"^[^\S\n]*(?:#+[^\S\n]*)?(?:\*\*)?(?:user|human|assistant|system|ai)(?:\*\*)?\s*:",
+    re.IGNORECASE | re.MULTILINE,
 )
 _ERROR = re.compile(
     r"^\W*(?:(?:an )?error\b.{0,40}(?:generating|occurred|processing|creating|while)|error generating|error:|"
@@ -90,9 +89,11 @@ _PARROT = re.compile(
 _CHAT = re.compile(
     r"^\W*(?:sure|certainly|of course|absolutely|great question|good question|thanks?(?: you)?|you'?re welcome|"
     r"hello|hi there|hey|i'?d be happy to|i'?m happy to|"
-    r"gerne|natürlich|bien sûr|avec plaisir|claro|por supuesto|当然|好的|もちろん)\b|(?:let me know|would you like|"
-    r"do you want|shall i|can i help|feel free|is there anything)[^.?!\n]*[.?!]?\s*$",
+    r"gerne|natürlich|bien sûr|avec plaisir|claro|por supuesto|当然|好的|もちろん)\b",
     re.IGNORECASE,
+)
+_OFFER = re.compile(
+    r"let me know|would you like|do you want|shall i|can i help|feel free|is there anything", re.IGNORECASE
 )
 _CLAIMS: frozenset[FactKind] = frozenset(
     ("identifier", "url", "email", "path", "phone", "version", "money", "number", "measure", "date", "time")
@@ -142,16 +143,25 @@ def check(answer: str, turns: Sequence[Turn], *, budget_tokens: int, count: Coun
 
 
 def _without_reasoning(answer: str, problems: list[str]) -> str | None:
-    text = _REASONING.sub("", answer)
-    if text != answer:
-        problems.append("reasoning: cut out")
-    if _OPEN_REASONING.search(text):
+    """The answer after its last stretch of reasoning, and what stood between two; None where one does not end."""
+    kept: list[str] = []
+    opened: str | None = None
+    at = 0
+    for tag in _REASONING.finditer(answer):
+        name = tag["name"].lower()
+        if opened is None and not tag["closes"]:
+            kept.append(answer[at : tag.start()])
+            opened = name
+        elif opened in (None, name) and tag["closes"]:
+            if opened is None:  # it began in the prompt
+                kept.clear()
+            opened, at = None, tag.end()
+    if opened is not None:
         problems.append("reasoning: does not end")
         return None
-    if closed := list(_CLOSED_REASONING.finditer(text)):
+    if at:
         problems.append("reasoning: cut out")
-        text = text[closed[-1].end() :]
-    return text
+    return "".join((*kept, answer[at:]))
 
 
 def _parrots(text: str) -> bool:
@@ -159,7 +169,10 @@ def _parrots(text: str) -> bool:
 
 
 def _chats(text: str) -> bool:
-    return text.rstrip(" \"'*)").endswith(("?", "？")) or _CHAT.search(text) is not None
+    if text.rstrip(" \"'*)").endswith(("?", "？")) or _CHAT.match(text) is not None:
+        return True
+    ended = text.rstrip().rstrip(".?!")
+    return _OFFER.search(ended, 1 + max(map(ended.rfind, ".?!\n"))) is not None
 
 
 _REFUSALS: tuple[tuple[str, Callable[[str], bool]], ...] = (

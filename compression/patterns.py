@@ -66,21 +66,27 @@ _QUOTED = re.compile(
 )
 _QUOTES = frozenset('“„«「『《【"‘')
 _TICKED = re.compile(r"`([^`\n]{1,80})`")
+# A word or a key is taken whole: half of one reads as if it were one. The bounds are what a hostile text may cost.
+_WORD = r"[A-Za-z_][A-Za-z0-9_]{0,200}"
+_KEY = (  # an API key, a JWT: base64url, capitals and small letters and digits mixed
+    r"(?<![A-Za-z0-9_\-])(?=[A-Za-z_\-]{0,64}\d)(?=[a-z0-9_\-]{0,64}[A-Z])(?=[A-Z0-9_\-]{0,64}[a-z])"
+    r"[A-Za-z0-9_\-]{32,1024}(?:\.[A-Za-z0-9_\-]{16,1024}){0,4}(?![A-Za-z0-9_\-])"
+)
 _IDENTIFIER = re.compile(
     r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}|"  # UUID
     + _L + r"(?:\d{1,3}\.){3}\d{1,3}(?::\d{1,5}|/\d{1,2})?" + _R + "|"  # IPv4 address
     + _L + r"(?:[0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}" + _R + "|"  # MAC address
     r"(?<![\w-])--?[a-z][a-z0-9]+(?:-[a-z0-9]+)+(?![\w-])|(?<![\w-])--[a-z][a-z0-9]+(?![\w-])|"  # option
-    + _L + r"[A-Za-z_][A-Za-z0-9_]{0,80}(?:(?:\.|::|->)[A-Za-z_][A-Za-z0-9_]{0,80}){1,8}\(\)?|"  # member call
-    + _L + r"(?=[A-Za-z0-9.]{0,80}_)[A-Za-z_][A-Za-z0-9_]{0,80}"
-    r"(?:\.[A-Za-z_][A-Za-z0-9_]{0,80}){1,12}" + _R + "|"  # dotted
+    + _KEY + "|"
+    + _L + _WORD + r"(?:(?:\.|::|->)" + _WORD + r"){1,16}\(\)?|"  # member call
+    + _L + r"(?=[A-Za-z0-9.]{0,200}_)" + _WORD + r"(?:\." + _WORD + "){1,16}" + _R + "|"  # dotted
     + _L + r"[A-Za-z_][A-Za-z0-9_]*\(\)|"  # call
     + _L + r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+" + _R + "|"  # snake_case, ENV_NAME
     + _L + r"[a-z]+(?:[A-Z][a-z0-9]+)+" + _R + "|"  # camelCase
     + _L + r"(?:[A-Z][a-z0-9]+){2,}" + _R + "|"  # PascalCase
     r"[#№]\s?\d{2,}|(?<![\w.,$€£¥])\d{4,}(?:[ -]\d{2,})+(?![\w.,]\d|\w)|"  # number of an issue, an order, an account
     r"(?<![\w.,$€£¥])\d{5,}(?![\w.,]\d|\w|\s?[%€$])|"
-    + _L + r"(?=[A-Za-z0-9\-/#.]{0,80}\d)(?=[A-Za-z0-9\-/#.]{0,80}[A-Za-z])"
+    + _L + r"(?=[A-Za-z0-9\-/#.]{0,200}\d)(?=[A-Za-z0-9\-/#.]{0,200}[A-Za-z])"
     r"[A-Za-z0-9]+(?:[\-/#.][A-Za-z0-9]+)*" + _R + "|"  # code
     + _L + r"[a-z0-9\-]{1,63}(?:\.[a-z0-9\-]{1,63}){0,6}"
     r"\.(?:com|org|net|io|dev|internal|local|de|fr|jp|cn|uk|eu|ai|co|app)"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compression.budget import MOST_PER_TURN, share
+from compression.conversation import Turn
 from compression.ground import LEAST_SEGMENT, MARKER_TOKENS, Ground, SizedTurn, Unit
 from compression.merges import MERGE_SHARE
 from compression.segments import Segment
@@ -20,6 +21,11 @@ class Range:
     turn_ids: tuple[str, ...]
     source_tokens: int
     budget_tokens: int
+
+    def of(self, path: Sequence[Turn]) -> list[Turn]:
+        """Its turns, of a path that holds them."""
+        mine = frozenset(self.turn_ids)
+        return [turn for turn in path if turn.id in mine]
 
 
 def ranges_down_to(ground: Ground, goal: int) -> tuple[Range, ...]:

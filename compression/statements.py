@@ -23,6 +23,7 @@ MAX_FIELDS = 400  # of one tool output; past it, only every n-th is read
 MAX_VALUE_CHARS = 160  # of one JSON string before it is read as text
 PASTED_CHARS = 1500  # of a user message; in a longer one, only what is in the first person is surely the user's own
 SHORT_ANSWER_WORDS = 5  # so few words of a user are an answer to what the assistant asked last
+HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")  # JSON may hold one, UTF-8 may not
 
 
 _STAMP = re.compile(r"^\[?\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}[\d.,]*(?:Z|[+-]\d{2}:?\d{2})?\]?\s+", re.MULTILINE)
@@ -164,7 +165,7 @@ def _fields(text: str, role: Role, speaker: str, subject: str) -> Iterator[Said]
         yield from _clauses(text, role, speaker)
         return
     if isinstance(value, str) or not isinstance(value, dict | list):
-        yield from _clauses(str(value), role, speaker)
+        yield from _clauses(_scalar(value), role, speaker)
         return
     pairs = list(_leaves(value, (), 0))
     step = max(1, len(pairs) // MAX_FIELDS)
@@ -183,7 +184,7 @@ def _leaves(value: object, path: tuple[str, ...], depth: int) -> Iterator[tuple[
     if isinstance(value, dict):
         scalars_first = sorted(value.items(), key=lambda pair: isinstance(pair[1], dict | list))
         for key, inner in scalars_first:
-            yield from _leaves(inner, (*path, str(key)), depth + 1)
+            yield from _leaves(inner, (*path, _scalar(key)), depth + 1)
     elif isinstance(value, list):
         if value and not any(isinstance(inner, dict | list) for inner in value):
             yield path, ", ".join(map(_scalar, value))
@@ -197,4 +198,6 @@ def _leaves(value: object, path: tuple[str, ...], depth: int) -> Iterator[tuple[
 def _scalar(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return value if isinstance(value, str) else str(value)
+    if not isinstance(value, str):
+        return str(value)
+    return value if value.isascii() else HALF_OF_A_PAIR.sub("\ufffd", value)

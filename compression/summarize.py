@@ -7,15 +7,17 @@ the ledger, else extraction, else a masked transcript, else a marker. Asks nobod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
 
 from compression.change import Changes, superseded
 from compression.check import Checked, check, cut_to
 from compression.conversation import Turn
 from compression.extract import choose, coverage
 from compression.guard import Fact, Ledger, facts_in
-from compression.segments import Source
+from compression.segments import Source, left_out
 from compression.statements import Statement, statements_of
 from compression.transcript import mask
 from compression.words import language_of
@@ -31,6 +33,7 @@ MORE_FACTS = 1.15  # extraction replaces a model's text when its facts weigh thi
 MORE_TOLD = 1.5  # or when it tells this many times as much in all: a model says things in words of its own,
 OWN_SHARE = 0.15  # or when what the model itself wrote tells less than this of it
 
+_FENCES = re.compile(r"(?<==== quoted conversation )[0-9]+(?= ===)")
 _LANGUAGE_NAMES = {
     "en": "English", "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese",
     "nl": "Dutch", "zh": "Chinese", "ja": "Japanese", "ko": "Korean", "ru": "Russian", "ar": "Arabic", "el": "Greek",
@@ -142,10 +145,9 @@ def _transcript(turns: Sequence[Turn]) -> str:
 
 def _fence(text: str) -> str:
     """A marker line that does not occur in the text, so that the text cannot close it."""
-    number = 1
-    while (fence := f"===== quoted conversation {number} =====") in text:
-        number += 1
-    return fence
+    there = set(_FENCES.findall(text))
+    number = next(number for number in count_from(1) if str(number) not in there)
+    return f"===== quoted conversation {number} ====="
 
 
 def write_segment(
@@ -174,7 +176,7 @@ def write_segment(
         return _written(extracted, "extracted", problems, ledger)
     if masked := mask(turns, budget_tokens=budget_tokens, count=count):
         return _written(masked, "masked", problems, ledger)
-    return _written(f"[{len(turns)} earlier turns removed]", "dropped", problems, ledger)
+    return _written(left_out(len(turns)), "dropped", problems, ledger)
 
 
 def _tells_less(

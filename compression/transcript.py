@@ -6,6 +6,7 @@ The step after extraction in the chain of fallbacks, and how an over-long source
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from compression.conversation import Item, Turn
 
@@ -47,15 +48,28 @@ def marker(num_tokens: int) -> str:
     return f"[… {num_tokens} tokens removed …]"
 
 
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A text that was cut, and the tokens that its marker says are missing of it."""
+
+    text: str
+    removed_tokens: int
+
+
 def elide(text: str, *, budget_tokens: int, count: Count) -> str:
+    """The text of `shortened`."""
+    return shortened(text, budget_tokens=budget_tokens, count=count).text
+
+
+def shortened(text: str, *, budget_tokens: int, count: Count) -> Short:
     """The text's head and tail around a marker with the number of removed tokens; between them, the clauses of the
     removed middle that hold facts, as far as they fit. At most `budget_tokens` tokens; "" where not even the marker
     fits. A text within the budget comes back as it is."""
     total = count(text)
     if total <= budget_tokens:
-        return text
+        return Short(text, 0)
     if budget_tokens <= 0 or count(marker(total)) > budget_tokens:
-        return ""
+        return Short("", total)
     per_token = max(1.0, len(text) / max(1, total))
     room = (budget_tokens - count(marker(total)) - 2) * per_token
     middle = ""
@@ -68,17 +82,15 @@ def elide(text: str, *, budget_tokens: int, count: Count) -> str:
         room -= len(middle)
     for _ in range(12):
         head, tail = _ends(text, max(0, int(room)))
-        removed = max(0, total - count(head) - count(tail))
-        parts = [head, marker(removed), *([middle, marker(removed)] if middle else []), tail]
-        cut_text = "\n".join(
-            part for part in (parts if not middle else [head, marker(removed), middle, "…", tail]) if part
-        )
+        removed = max(0, total - sum(count(part) for part in (head, middle, tail) if part))
+        parts = [head, marker(removed), middle, "…" if middle else "", tail]
+        cut_text = "\n".join(part for part in parts if part)
         if count(cut_text) <= budget_tokens:
-            return cut_text
+            return Short(cut_text, removed)
         room = room * 0.85 - per_token
         if room <= 0:
             middle = ""
-    return marker(total) if count(marker(total)) <= budget_tokens else ""
+    return Short(marker(total), total)
 
 
 def _ends(text: str, room: int) -> tuple[str, str]:

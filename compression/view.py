@@ -23,7 +23,8 @@ Placement = Literal["exchange", "in_user", "in_system"]
 
 @dataclass(frozen=True, slots=True)
 class Elision:
-    """`text` stands where an item's content was; an image's marker stands where the image was."""
+    """`text` stands where an item's content was; an image's marker stands where the image was. `tokens_removed`: of
+    what was there and is told no more, as the marker says."""
 
     turn_id: str
     part: Part

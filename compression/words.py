@@ -272,13 +272,19 @@ def language_of(text: str) -> str | None:
 _HAN_DIGITS = {char: number for number, char in enumerate("〇一二三四五六七八九")} | {"零": 0, "两": 2}
 _HAN_UNITS = {"十": 10, "百": 100, "千": 1000}
 _HAN_MYRIADS = {"万": 10**4, "億": 10**8, "亿": 10**8}
-_HAN_NUMBER = re.compile(
-    r"(?:\d+(?:\.\d+)?|[〇零一二两三四五六七八九])(?:[〇零一二两三四五六七八九\d]*[十百千万億亿])+[一二三四五六七八九]?"
+_HAN_NUMBER = re.compile(  # bounded, and not from within digits: else a run of them is looked through from each to each
+    r"(?<!\d)(?:\d{1,20}(?:\.\d{1,20})?|[〇零一二两三四五六七八九])"
+    r"(?:[〇零一二两三四五六七八九\d]{0,20}[十百千万億亿]){1,20}[一二三四五六七八九]?"
 )
+
+
+LONGEST_NUMBER = 32  # characters of a number with Han numerals in it
 
 
 def _arabic(number: str) -> str:
     """A number in Han numerals, or digits with them ("3万2千"), in digits; as it is where it is no plain number."""
+    if len(number) > LONGEST_NUMBER:  # no number of anybody's: a float would not hold it
+        return number
     total, below, digits = 0.0, 0.0, ""
     for char in number:
         if char in _HAN_UNITS:

@@ -21,9 +21,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from engines.kv_events import FeedItem
 
 EMPTY_DIGEST = b"\0" * 32
+ROUTES = ("/v1/completions", "/v1/embeddings", "/v1/rerank")  # answered without a session, beside chat
 
 
 def chain_digest(digest: bytes, ids: bytes) -> bytes:
@@ -59,6 +62,20 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True)
+class Generated:
+    """The end of a prompt that is the answer's own beginning, generated elsewhere: another replica died over it.
+
+    The prompt's last `ids` ids are generated already, and the first `chars` characters of the answer's text are told.
+    A replica that `Capabilities.continues` goes on as if it had generated them itself: detokenizer, stop strings,
+    penalties, grammar, a seed's random numbers and `max_tokens` count them, `Usage` has them in `output_tokens` and
+    not in `prompt_tokens`, and its deltas hold the new ids, and the text beyond `chars`.
+    """
+
+    ids: int
+    chars: int
+
+
+@dataclass(frozen=True, slots=True)
 class IdsPrompt:
     """A prompt as token ids. `delta` continues `base`; without a base it is the whole prompt.
 
@@ -66,11 +83,14 @@ class IdsPrompt:
     """
 
     delta: bytes  # u32 little-endian
-    num_tokens: int  # of the whole prompt, base included
+    num_tokens: int  # of the whole prompt, base and generated ids included
     whole: Callable[[], Awaitable[bytes]]  # u32 little-endian, num_tokens of them
     session: str | None = None  # opaque to the replica; names the path it may keep (background work only reads it)
     base: Base | None = None
     shift: Shift | None = None
+    generated: Generated | None = None  # its ids are the end of `delta`
+    system_tokens: int = 0  # so many ids of its beginning are the system prompt
+    recent_from: int = 0  # from here on are the last three turns; 0: nobody here says
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +143,8 @@ class GenerateRequest:
     sampling: Sampling
     cache_salt: str = ""  # derived from the tenant, never from the client; equal salt is needed to share a block
     priority: int = 0  # lower runs first; above 0 is background work (warm-up, compaction): see docs/engines.md
+    min_bits: int = 0  # the fewest bits of K/V that the answer may rest on; 0: any
+    shared: bool = False  # other sessions begin with the same system prompt: its blocks are worth keeping
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +173,9 @@ class Usage:
     output_tokens: int
     cached_tokens: int | None = None  # None: the engine does not say
     shifted_tokens: int = 0  # of the prompt, taken from another position of the session's former path
+    host_tokens: int = 0  # of the cached ones, those that came from host memory
+    disk_tokens: int = 0  # and from a disk
+    prefix_bits: int | None = None  # the fewest bits of K/V that the answer rests on, 16: all; None: it does not say
 
     @property
     def approximate(self) -> bool:
@@ -190,6 +215,10 @@ class Capabilities:
     takes_ids: bool = False
     takes_delta: bool = False  # the session wire: base + delta
     takes_shift: bool = False
+    retains: bool = False  # it keeps the blocks of a `shared` system prompt before others
+    takes_bits: bool = False  # its K/V may have fewer bits: it takes `min_bits`, `system_tokens` and `recent_from`
+    continues: bool = False  # takes an answer that another replica began (Generated)
+    takes_salt: bool = False  # equal `cache_salt` is needed to share a prefix
     takes_chat: bool = False
     parses_tools: bool = False  # chat mode: the engine parses tool calls itself
     parses_reasoning: bool = False
@@ -197,11 +226,20 @@ class Capabilities:
     grammars: frozenset[str] = frozenset()  # kinds of Grammar
     sampling: frozenset[str] = frozenset()  # fields of Sampling that it honours, beyond max_tokens
     max_logprobs: int = 0
-    returns_ids: bool = False
+    returns_ids: bool = False  # by ids; an answer in chat mode may come without
     reports_cached: bool = False
+    max_running: int | None = None  # requests that it works on at once; those beyond wait in it
     block_size: int | None = None
+    kv_events: bool = False  # it tells what its cache holds: see KvSource
+    suspends: bool = False  # a session's K/V can be put down and taken up: see KeepsKv
+    carries_kv: bool = False  # and goes out and comes in as a file
+    keeps_sessions: bool = False  # a session cache: paths are kept, and forgotten, by the session's name
+    prefills: bool = False  # it has a prefix cache, so a prompt that is sent ahead is found by the next one
+    adapters: tuple[str, ...] = ()  # those of `models` that are LoRA adapters, where the engine tells
+    routes: frozenset[str] = frozenset()  # of ROUTES: what it answers beside chat
     epoch: str | None = None  # changes when the replica restarts, so its caches are known to be gone
     tokenizer: str | None = None  # SHA-256 hex over tokenizer.json and the chat template, where the engine tells
+    fingerprints: Mapping[str, str] = field(default_factory=dict)  # model -> names its weights, where the engine tells
     unseen: tuple[str, ...] = ()
 
 
@@ -244,6 +282,60 @@ class Engine(Protocol):
     async def aclose(self) -> None: ...
 
 
+@runtime_checkable
+class Forwards(Protocol):
+    """An engine that also answers requests of OpenAI's shape as they are: `Capabilities.routes` names which."""
+
+    async def forward(self, route: str, fields: Mapping[str, Any], *, request_id: str, salt: str) -> dict[str, Any]:
+        """The whole reply to `fields` posted to `route`. `salt` takes the place of any in `fields`."""
+        ...
+
+    def forward_stream(
+        self, route: str, fields: Mapping[str, Any], *, request_id: str, salt: str
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The events of a streamed reply. Closing the generator cancels the request in the engine."""
+        ...
+
+
+@runtime_checkable
+class KvSource(Protocol):
+    """An engine whose replica tells what its cache holds. Not every Engine is one."""
+
+    def kv_feed(self) -> AsyncGenerator[FeedItem, None] | None:
+        """What the replica's cache holds, from now on: a FeedReset first, and whenever something was lost.
+
+        Never ends of itself: it reconnects, and a replica that is away is only silent. Closing it closes its sockets.
+        None: this replica tells nothing (not configured, or it cannot).
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsKv(Protocol):
+    """An engine that puts a session's K/V down: `Capabilities.suspends` and `carries_kv` say whether its replica does.
+
+    `session` is the name that prompts came under, `salt` their cache salt. What the session's state or the replica's
+    does not allow is a RequestRefused with its code: not_found, session_busy, other_model, kv_file_refused,
+    storage_full, unsupported. The session is then as it was.
+    """
+
+    async def suspend(self, session: str, salt: str) -> dict[str, Any]:
+        """Off the device -> tokens, blocks, bytes, tier. Its next turn goes on as if it had not been."""
+        ...
+
+    async def resume(self, session: str, salt: str) -> dict[str, Any]:
+        """To where its next turn takes it from -> tokens, and its blocks by tier."""
+        ...
+
+    def kv_out(self, session: str, salt: str) -> AsyncGenerator[bytes, None]:
+        """As a file, piece by piece; it stays where it is."""
+        ...
+
+    async def kv_in(self, session: str, salt: str, file: AsyncGenerator[bytes, None]) -> dict[str, Any]:
+        """Take over what another replica's `kv_out` told -> tokens, blocks, bytes."""
+        ...
+
+
 class EngineError(Exception):
     """Something about a replica or a request to it. `retryable`: another replica may be asked."""
 
@@ -272,9 +364,13 @@ class EngineTimeout(EngineError):
 class EngineOverloaded(EngineError):
     retryable = True
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None, replica: str = "") -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: float | None = None, limited: bool = False, replica: str = ""
+    ) -> None:
+        """`limited`: by a rate limit (429); otherwise its queue is full."""
         super().__init__(message, replica=replica)
         self.retry_after_s = retry_after_s
+        self.limited = limited
 
 
 class EngineLost(EngineError):

@@ -37,9 +37,13 @@ from engines.contract import (
 )
 from engines.echo_paths import PathStore
 from engines.echo_tokens import ECHO_MODEL_DIR as ECHO_MODEL_DIR
-from engines.echo_tokens import IM_END, decode, encode, last_user_text, pack, render
+from engines.echo_tokens import ID_BYTES, IM_END, decode, encode, last_user_text, pack, render, unpack
+from engines.kv_events import FeedItem
+from engines.kv_log import KvLog
+from engines.kv_stream import KvStream
 
 MAX_LOGPROBS = 20
+MAX_RUNNING = 4096  # it has no batch that could be full; more at once than this nobody has tried
 _WORDS = ("lorem", "ipsum", "dolor", "sit", "amet", "consectetur", "adipiscing", "elit", "sed", "do", "eiusmod")
 _HONOURED = frozenset(Sampling.__dataclass_fields__) - {"max_tokens", "grammar"}
 
@@ -65,6 +69,7 @@ def lorem(text: str, sampling: Sampling) -> str:
 class EchoEngine:
     """One replica of nothing. `tokens_per_s`, `prefill_tokens_per_s`: None is as fast as it goes.
 
+    What its cache stores and drops goes to `kv`; without one it tells nothing.
     Faults on demand: the first `fail_first` requests raise EngineUnreachable before their first delta; the next
     `die_times` requests raise EngineLost after `die_after` deltas.
     """
@@ -83,19 +88,24 @@ class EchoEngine:
         prefill_tokens_per_s: float | None = None,
         chunk_tokens: int = 4,
         epoch: str = "echo-0",
+        fingerprint: str | None = None,
         fail_first: int = 0,
         die_after: int = 0,
         die_times: int = 0,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        kv: KvStream | None = None,
     ) -> None:
         self._name, self._model, self._answer = name, model, answer
         self._window, self._max_running, self._epoch = window, max_running, epoch
+        self._fingerprints = {} if fingerprint is None else {model: fingerprint}
         self._tokens_per_s, self._prefill_tokens_per_s = tokens_per_s, prefill_tokens_per_s
         self._chunk_tokens = chunk_tokens
         self._fail_first, self._die_after, self._die_times = fail_first, die_after, die_times
         self._sleep = sleep
         self._running = 0
-        self.paths = PathStore(block_size=block_size, num_blocks=num_blocks)
+        self._kv = kv
+        self._log = KvLog(block_size) if kv is not None else None
+        self.paths = PathStore(block_size=block_size, num_blocks=num_blocks, log=self._log)
 
     @property
     def name(self) -> str:
@@ -108,13 +118,20 @@ class EchoEngine:
             window=self._window,
             takes_ids=True,
             takes_delta=True,
+            continues=True,
+            takes_salt=True,
             takes_chat=True,
             sampling=_HONOURED,
             max_logprobs=MAX_LOGPROBS,
             returns_ids=True,
             reports_cached=True,
+            max_running=self._max_running or MAX_RUNNING,
             block_size=self.paths.block_size,
+            keeps_sessions=True,
+            prefills=True,
+            kv_events=self._kv is not None,
             epoch=self._epoch,
+            fingerprints=self._fingerprints,
         )
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
@@ -145,6 +162,10 @@ class EchoEngine:
 
     async def forget(self, session: str) -> None:
         self.paths.forget(session)
+        self._tell()
+
+    def kv_feed(self) -> AsyncGenerator[FeedItem, None] | None:
+        return self._kv.feed() if self._kv is not None else None
 
     async def aclose(self) -> None:
         """Holds nothing open."""
@@ -169,7 +190,7 @@ class EchoEngine:
         else:
             if prompt.num_tokens < 1:
                 raise RequestRefused("the prompt is empty", param="prompt", replica=self._name)
-            self._fit(prompt.num_tokens, sampling)
+            self._fit(prompt.num_tokens - _generated(prompt), sampling)
         if self._max_running is not None and self._running >= self._max_running:
             raise EngineOverloaded("every place is taken", retry_after_s=1.0, replica=self._name)
         if self._fail_first > 0:
@@ -186,25 +207,34 @@ class EchoEngine:
 
     async def _run(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
         session, base, delta = await self._prompt(request.prompt, request.cache_salt)
+        delta, begun = _parted(delta, request.prompt)
         run = self.paths.start(session, request.cache_salt, base, delta, keep=request.priority <= 0)
+        self._tell()
         said = self._answer(last_user_text(run.path.ids), request.sampling)
         ids, text, finish, stop = plan_answer(said, request.sampling)
+        if ids[: len(begun)] != begun:
+            message = f"the {len(begun)} generated ids are not those of this answer"
+            raise RequestRefused(message, param="generated", replica=self._name)
         if self._prefill_tokens_per_s:
             await self._sleep((run.prompt_tokens - run.cached_tokens) / self._prefill_tokens_per_s)
         dies = self._die_times > 0
         self._die_times -= dies
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        sent = 0
+        sent, told = len(begun), _told(request.prompt)
+        read = decoder.decode(text[:sent])
+        chars, owed = len(read), read[told:]
         try:
-            for number, at in enumerate(range(0, len(ids), self._chunk_tokens)):
+            for number, at in enumerate(range(sent, max(len(ids), sent + 1), self._chunk_tokens)):
                 if dies and number == self._die_after:
                     raise EngineLost(f"told to die after {number} deltas", replica=self._name)
                 piece = ids[at : at + self._chunk_tokens]
                 await self._sleep(len(piece) / self._tokens_per_s if self._tokens_per_s else 0)
                 last = at + self._chunk_tokens >= len(ids)
                 sent = at + len(piece)
+                read = decoder.decode(text[at:sent], final=last)
+                said, owed, chars = owed + read[max(0, told - chars) :], "", chars + len(read)
                 yield Delta(
-                    decoder.decode(text[at:sent], final=last),
+                    said,
                     piece,
                     logprobs=_logprobs(piece, at, request.sampling.logprobs),
                     finish=finish if last else None,
@@ -213,6 +243,11 @@ class EchoEngine:
                 )
         finally:
             self.paths.append(run, pack(ids[:sent]))
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._kv is not None and self._log is not None:
+            self._kv.publish(self._log.drain())
 
     async def _prompt(self, prompt: IdsPrompt | ChatPrompt, salt: str) -> tuple[str | None, Base | None, bytes]:
         if isinstance(prompt, ChatPrompt):
@@ -220,6 +255,21 @@ class EchoEngine:
         if prompt.base is None or self.paths.holds(prompt.session, salt, prompt.base):
             return prompt.session, prompt.base, prompt.delta
         return prompt.session, None, await prompt.whole()
+
+
+def _generated(prompt: IdsPrompt | ChatPrompt) -> int:
+    """How many ids at the prompt's end are the answer's own."""
+    return prompt.generated.ids if isinstance(prompt, IdsPrompt) and prompt.generated is not None else 0
+
+
+def _told(prompt: IdsPrompt | ChatPrompt) -> int:
+    return prompt.generated.chars if isinstance(prompt, IdsPrompt) and prompt.generated is not None else 0
+
+
+def _parted(delta: bytes, prompt: IdsPrompt | ChatPrompt) -> tuple[bytes, tuple[int, ...]]:
+    """What is asked, and what is answered already."""
+    end = len(delta) - ID_BYTES * _generated(prompt)
+    return delta[:end], tuple(unpack(delta[end:]))
 
 
 def plan_answer(answer: str, sampling: Sampling) -> tuple[tuple[int, ...], bytes, FinishReason, str | None]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from engines.contract import EMPTY_DIGEST, Base, chain_digest
 from engines.echo_tokens import ID_BYTES
+from engines.kv_log import Block, KvLog
 
 Key = tuple[str | None, str, int]  # session, salt, number of the request; 0 for the one path that a session keeps
 
@@ -43,9 +44,10 @@ class Run:
 
 
 class PathStore:
-    """Every kept path, within `num_blocks` blocks."""
+    """Every kept path, within `num_blocks` blocks. `log` is told of each block that is held now, or no more."""
 
-    def __init__(self, *, block_size: int, num_blocks: int) -> None:
+    def __init__(self, *, block_size: int, num_blocks: int, log: KvLog | None = None) -> None:
+        self._log = log
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._paths: OrderedDict[Key, Path] = OrderedDict()
@@ -135,7 +137,10 @@ class PathStore:
         size = self.block_size * ID_BYTES
         for index in range(len(path.blocks), path.length // self.block_size):
             parent = path.blocks[index - 1] if index else chain_digest(EMPTY_DIGEST, salt.encode())
-            block = chain_digest(parent, bytes(path.ids[index * size : (index + 1) * size]))
+            token_bytes = bytes(path.ids[index * size : (index + 1) * size])
+            block = chain_digest(parent, token_bytes)
+            if self._log is not None and block not in self._holders:
+                self._log.stored(Block(block, parent if index else None, token_bytes, "" if index else salt))
             still = still and block in self._holders
             known = (index + 1) * self.block_size if still else known
             self._holders[block] += 1
@@ -158,6 +163,8 @@ class PathStore:
             self._holders[block] -= 1
             if not self._holders[block]:
                 del self._holders[block]
+                if self._log is not None:
+                    self._log.removed(block)
 
 
 def _common(one: bytes | bytearray, other: bytes | bytearray) -> int:

@@ -7,7 +7,6 @@ lifespan   store -> leases of an earlier life voided -> fleet -> embedded engine
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import time
@@ -22,43 +21,65 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from compression.budget import Policy
-from engines.contract import Engine, EngineError
-from engines.remote.connect import Kind, connect
-from engines.remote.http import Timeouts
-from gateway.api import admin, chat, compactions, context, health, sessions, transfer, turns
+from engines.contract import Engine
+from gateway.api import (
+    admin,
+    chat,
+    compactions,
+    completions,
+    context,
+    health,
+    replicas,
+    sessions,
+    suspension,
+    transfer,
+    turns,
+)
 from gateway.api.access import Access
 from gateway.api.edge import Edge
 from gateway.api.hot import HotRoutes
+from gateway.api.messages import routes as messages
 from gateway.api.openapi import describer
 from gateway.api.problems import on_gateway_error, on_http_error, on_invalid
+from gateway.api.responses import compacting, conversations, counting, routes
+from gateway.api.responses.ids import ResponseIds
+from gateway.api.responses.sealed import ContentSeal
 from gateway.api.state import Gateway
 from gateway.background import repeated
 from gateway.errors import GatewayError
 from gateway.fleet.fleet import Fleet
-from gateway.fleet.replica import Replica
+from gateway.fleet.member import member_of
+from gateway.fleet.roster import Roster
 from gateway.fleet.supervisor import EmbeddedEngine, embedded_engine
 from gateway.ids import derived_id, id_maker
 from gateway.metrics import Metrics
 from gateway.policy import policy_of
+from gateway.sealing import seal
 from gateway.secrets import derive, load_secret
 from gateway.sessions.compaction import Compactions
 from gateway.sessions.compaction_room import CompactionRoom
+from gateway.sessions.draining import Drains
+from gateway.sessions.handover import TAKE_EVERY_S
 from gateway.sessions.models import Models
 from gateway.sessions.registry import Registry
 from gateway.sessions.room import TurnRoom
 from gateway.sessions.summariser import Summariser
+from gateway.sessions.takeover import take_offers
 from gateway.settings import Settings
 from gateway.store.records import SessionRecord
 from gateway.store.schema import migrate
 from gateway.store.sessions import Store, open_store
-from gateway.tenancy import affinities, cache_salt
+from gateway.tenancy import affinities, cache_salt, response_checks
 
 log = structlog.get_logger(__name__)
 
 SWEEP_EVERY_S = 15.0
+STOP_SEEN_S = 0.1  # a signal to stop is heard of within this time
+OFFERS_KEPT_S = 60.0  # of a gateway that died over them
 DESCRIPTION = """Turnkeep keeps conversations: send only the new message.
 
-`/v1/chat/completions` speaks OpenAI's protocol; `/v1/sessions` is the session API. Authorize with an API key
+`/v1/chat/completions`, `/v1/responses` and `/v1/conversations` speak OpenAI's protocol, `/v1/messages` Anthropic's;
+`/v1/sessions` is the session API. Authorize with an API key
 (`Authorization: Bearer tk-…`). Errors have one shape: `{"error": {type, code, message, param, request_id}}`."""
 
 
@@ -88,7 +109,9 @@ def create_app(
     app.openapi = describer(app)  # type: ignore[method-assign]
     app.state.stopping = False
     app.state.metrics = Metrics()
-    for module in (chat, transfer, context, sessions, turns, compactions, health, admin):
+    for module in (chat, counting, compacting, routes, conversations, messages, completions):
+        app.include_router(module.router)
+    for module in (transfer, context, suspension, sessions, turns, compactions, health, replicas, admin):
         app.include_router(module.router)
     app.add_exception_handler(GatewayError, on_gateway_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -119,9 +142,17 @@ async def _wire(
     epoch = secrets.token_hex(6)
     await store.void_leases(settings.gateway_name, epoch)
     models = Models(folders=settings.tokenizers, cache_dir=settings.data_dir / "tokenizers")
-    fleet = Fleet(clock=time.monotonic, on_probed=models.learn)
+    fleet = Fleet(clock=time.monotonic, on_probed=models.learn, wall=clock, pin_ttl_s=settings.pin_ttl_s)
+    fleet.on_left.append(models.forget)
     owner = f"{settings.gateway_name}/{epoch}"
-    registry = Registry(store, owner=owner, lease_s=settings.lease_s, renew_s=settings.lease_renew_s, clock=clock)
+    registry = Registry(
+        store,
+        owner=owner,
+        lease_s=settings.lease_s,
+        renew_s=settings.lease_renew_s,
+        clock=clock,
+        handover_s=settings.handover_s,
+    )
     registry.on_ended = app.state.metrics.turn_ended
     new_id = id_maker(clock)
     salts: dict[str, str] = {}
@@ -158,16 +189,29 @@ async def _wire(
     )
     idempotency = derive(secret, "idempotency")
     await stack.enter_async_context(fleet.running())
-    await _join_engines(settings, engines, fleet, stack)
+    roster = Roster(
+        store, fleet, settings if engines is None else settings.model_copy(update={"upstreams": ()}), secret=secret
+    )
+    fleet.find = roster.find
+    roster.on_draining = lambda replica: registry.heads.forget_at(replica.name)
+    await stack.enter_async_context(roster.running())
+    await _join_engines(settings, engines, roster, stack)
     await stack.enter_async_context(registry.leases_kept())
+    drains = Drains(compaction_room, roster, owner=owner, policy=policy, pin_ttl_s=settings.pin_ttl_s)
+    await stack.enter_async_context(drains.running())
     stack.push_async_callback(compactions.close)
     stack.push_async_callback(registry.drain, settings.grace_s)  # turns end while their leases are still renewed
+    stopped = partial(_drain_when_stopped, app, registry, settings.grace_s)
+    await stack.enter_async_context(repeated(stopped, every_s=STOP_SEEN_S, name="stop-watch"))
+    await stack.enter_async_context(repeated(partial(take_offers, room), every_s=TAKE_EVERY_S, name="handovers"))
     sweep = partial(_sweep, store, room, settings, clock)
     await stack.enter_async_context(repeated(sweep, every_s=SWEEP_EVERY_S, name="store-sweep"))
     return Gateway(
         settings=settings,
         store=store,
         fleet=fleet,
+        roster=roster,
+        seal=partial(seal, secret),
         models=models,
         registry=registry,
         room=room,
@@ -175,63 +219,29 @@ async def _wire(
         clock=clock,
         new_id=new_id,
         key_id_of=lambda tenant, key: derived_id(idempotency, "sess", tenant, key),
+        response_ids=ResponseIds(response_checks(secret)),
+        content_seal=ContentSeal.of(secret),
     )
 
 
 async def _join_engines(
-    settings: Settings, engines: Mapping[str, Engine] | None, fleet: Fleet, stack: AsyncExitStack
+    settings: Settings, engines: Mapping[str, Engine] | None, roster: Roster, stack: AsyncExitStack
 ) -> None:
+    """What this gateway runs itself. Upstreams, and what was added at runtime, join by the roster."""
     if engines is not None:
         for name, engine in engines.items():
-            await fleet.join(Replica(engine, f"in process: {name}"))
-        return
-    timeouts = Timeouts(
-        connect_s=settings.connect_timeout_s,
-        first_delta_s=settings.first_delta_timeout_s,
-        idle_s=settings.idle_timeout_s,
-        total_s=settings.total_timeout_s,
-    )
-    for upstream in settings.upstreams:
-        key = upstream.api_key.get_secret_value() if upstream.api_key is not None else None
-        kind = None if upstream.kind == "auto" else upstream.kind
-        task = _keep_connecting(fleet, upstream.url, upstream.name, key, kind, timeouts)
-        joined = asyncio.create_task(task, name=f"connect-{upstream.name}")
-        stack.push_async_callback(_ended, joined)
-        await asyncio.wait({joined}, timeout=settings.connect_timeout_s)
-    if settings.embedded:
+            await roster.join(member_of(settings, name=name, url=f"in process: {name}").replica(engine))
+    elif settings.embedded:
 
         async def on_start(embedded: EmbeddedEngine) -> None:
-            engine = await connect(embedded.url, name="embedded", kind="turnkeep", timeouts=timeouts)
-            await fleet.join(Replica(engine, embedded.url))
+            member = member_of(settings, name="embedded", url=embedded.url, kind="turnkeep")
+            await roster.join(member.replica(await member.connected()))
 
         await stack.enter_async_context(
             embedded_engine(
                 engine_arguments(settings), on_start=on_start, report=lambda line: log.info("engine: %s", line)
             )
         )
-
-
-async def _keep_connecting(
-    fleet: Fleet, url: str, name: str, api_key: str | None, kind: Kind | None, timeouts: Timeouts
-) -> None:
-    """An upstream that is not up yet joins when it is."""
-    said = ""
-    while True:
-        try:
-            engine = await connect(url, api_key=api_key, name=name, kind=kind, timeouts=timeouts)
-        except EngineError as error:
-            if str(error) != said:
-                log.warning("upstream %s: %s; trying again", name, error)
-                said = str(error)
-            await asyncio.sleep(1.0)
-        else:
-            await fleet.join(Replica(engine, url))
-            return
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def engine_arguments(settings: Settings) -> list[str]:
@@ -241,8 +251,19 @@ def engine_arguments(settings: Settings) -> list[str]:
     arguments += ["--device", settings.engine_device, "--dtype", settings.engine_dtype]
     arguments += ["--block-size", str(settings.engine_block_size)]
     arguments += ["--max-batch-tokens", str(settings.engine_max_batch_tokens)]
+    arguments += ["--eviction", settings.engine_eviction, "--max-sessions", str(settings.engine_max_sessions)]
+    arguments += ["--kv-precision", settings.engine_kv_precision]
+    arguments += ["--kv-events", "tcp://127.0.0.1:0"]  # so that the gateway knows what its cache holds
+    for option, at in (("--kv-int8-at", settings.engine_kv_int8_at), ("--kv-int4-at", settings.engine_kv_int4_at)):
+        arguments += [option, str(at)] if at is not None else []
     if settings.engine_pool_bytes is not None:
         arguments += ["--pool-bytes", str(settings.engine_pool_bytes)]
+    if settings.engine_host_bytes is not None:
+        arguments += ["--host-bytes", str(settings.engine_host_bytes)]
+    if settings.engine_kv_dir is not None:
+        arguments += ["--kv-dir", str(settings.engine_kv_dir)]
+    if settings.engine_disk_bytes is not None:
+        arguments += ["--disk-bytes", str(settings.engine_disk_bytes)]
     threads = settings.engine_threads or os.cpu_count() or 1
     return [*arguments, "--threads", str(threads)]
 
@@ -253,6 +274,12 @@ def _policy(settings: Settings, session: SessionRecord) -> Policy:
     return policy_of(settings.compaction.named(), tenant.named() if tenant is not None else {}, session.policy)
 
 
+async def _drain_when_stopped(app: FastAPI, registry: Registry, grace_s: float) -> None:
+    """Before the server ends its streams: those that a turn outlives are sent on to where it goes on."""
+    if app.state.stopping:
+        await registry.drain(grace_s)
+
+
 async def _sweep(store: Store, room: TurnRoom, settings: Settings, clock: Callable[[], float]) -> None:
     """Expired sessions erased, dead leases and compactions ended, old events and idempotency keys let go."""
     await store.lapse_leases()
@@ -260,5 +287,6 @@ async def _sweep(store: Store, room: TurnRoom, settings: Settings, clock: Callab
     for tenant_id, receipt in await store.erase_expired():
         room.forget(tenant_id, receipt.session_id)
     await store.purge_events(clock() - settings.stream_retention_s)
+    await store.purge_handovers(clock() - OFFERS_KEPT_S)
     await store.forget_keys(clock() - settings.idempotency_ttl_s)
     await store.flush_keys()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from gateway.commands import chat, check, engine, keys, migrate, models, serve, sessions
+from gateway.commands import chat, check, engine, keys, migrate, models, replicas, serve, sessions
 from gateway.commands.failure import CommandFailed
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command()(chat.chat)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(sessions.app, name="sessions")
+app.add_typer(replicas.app, name="replicas")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -58,8 +58,9 @@ class GatewayClient:
     async def get_bytes(self, path: str, **query: str | int | None) -> bytes:
         return await self._body("GET", path, params={name: v for name, v in query.items() if v is not None})
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        return orjson.loads(await self._body("POST", path, content=orjson.dumps(body)))
+    async def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        content = orjson.dumps(body) if body is not None else b""
+        return orjson.loads(await self._body("POST", path, content=content))
 
     async def delete(self, path: str) -> Any:
         return orjson.loads(await self._body("DELETE", path) or b"null")

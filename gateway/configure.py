@@ -10,12 +10,13 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from gateway.policy import CompactionFields
 from gateway.settings import Settings
 from gateway.upstream import UpstreamAddress
 
@@ -68,7 +69,11 @@ def load_settings(
         settings = Settings(**{**filed, **variables, **given})
     except ValidationError as error:
         raise SettingsError(
-            [_problem(detail, sources) for detail in error.errors() if detail["type"] != "default_factory_not_called"]
+            [
+                _problem(detail, sources, text)
+                for detail in error.errors()
+                if detail["type"] != "default_factory_not_called"
+            ]
         ) from error
     return settings.said_by(sources)
 
@@ -105,10 +110,10 @@ def _read_environ(environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]
     return settings, strangers
 
 
-def _did_you_mean(name: str, known: list[str], prefix: str = "") -> str:
+def _did_you_mean(name: str, known: list[str], prefix: str = "", page: str = "settings") -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     shown = (prefix + near[0].upper() if prefix else near[0]) if near else ""
-    return f"; did you mean {shown}?" if near else "; docs/settings.md lists them"
+    return f"; did you mean {shown}?" if near else f"; docs/{page}.md lists them"
 
 
 def _line_of(text: str, name: str) -> int:
@@ -118,7 +123,25 @@ def _line_of(text: str, name: str) -> int:
     return next((number for number, line in enumerate(text.splitlines(), 1) if key.match(line)), 1)
 
 
-def _problem(detail: Any, sources: Mapping[str, str]) -> str:
+def _line_within(text: str, location: Sequence[str]) -> int | None:
+    """Line of a key below a table or within an entry of an array of tables; None where it stands nowhere by itself.
+
+    A table is found by its header, `[a.b]` or the nth `[[a]]`, and the key below it, before the next header.
+    """
+    *tables, key = [part for part in location if not part.isdigit()]
+    nth = next((int(part) for part in location if part.isdigit()), 0)
+    here, inside = 0, False  # headers of that table so far
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\[?([^\]]+)\]", line):
+            names = [name.strip().strip("\"'") for name in header[1].split(".")]
+            here += names == tables
+            inside = names == tables and here == nth + 1
+        elif inside and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*=""", line):
+            return number
+    return None
+
+
+def _problem(detail: Any, sources: Mapping[str, str], text: str) -> str:
     """One line from one of pydantic's errors: the place, the setting, what is wrong, what was there."""
     location = [str(part) for part in detail["loc"]]
     message = str(detail["msg"]).removeprefix("Value error, ")
@@ -127,8 +150,14 @@ def _problem(detail: Any, sources: Mapping[str, str]) -> str:
     name = location[0]
     inside = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in location[1:])
     if detail["type"] == "extra_forbidden":
-        message = f"there is no such key{_did_you_mean(location[-1], list(UpstreamAddress.model_fields))}"
+        fields = UpstreamAddress.model_fields if name == "upstreams" else CompactionFields.model_fields
+        page = "settings" if name == "upstreams" else "compaction"
+        message = f"there is no such key{_did_you_mean(location[-1], list(fields), page=page)}"
     shown = detail["input"]
     hidden = location[-1] in ("secret", "api_key", "database_url") or not isinstance(shown, str | int | float | bool)
     value = "" if hidden else f" (it is {str(shown)[:80]!r})"
-    return f"{sources.get(name, 'default')}: {name}{inside}: {message}{value}"
+    source = sources.get(name, "default")
+    file, _, line = source.rpartition(":")
+    if file and line.isdigit() and (within := _line_within(text, location)) is not None:
+        source = f"{file}:{within}"
+    return f"{source}: {name}{inside}: {message}{value}"

@@ -92,12 +92,27 @@ class RateLimited(GatewayError):
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
 
 
+class QueueRefused(RateLimited):
+    """No place at a replica: `queue_full` (429), or none within the time that a turn waits: `queue_timeout` (503)."""
+
+    code = "queue_full"
+
+
 class UpstreamFailed(GatewayError):
     status, type, code = 502, "upstream_error", "upstream_failed"
 
 
 class Unavailable(GatewayError):
     status, type, code = 503, "unavailable_error", "no_replica"
+
+
+class ShuttingDown(Unavailable):
+    """Another gateway, or this one once it is back, will take it."""
+
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("the gateway is shutting down: ask again", retry_after_s=1.0)
 
 
 class UpstreamTimeout(GatewayError):

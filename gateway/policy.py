@@ -66,6 +66,26 @@ class CompactionFields(BaseModel):
         return self.model_dump(exclude_none=True)
 
 
+class CacheFields(BaseModel):
+    """What K/V an answer may rest on, at a replica that keeps some with fewer bits (docs/kv-quantization.md)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    min_bits: Annotated[int, Field(ge=0, le=16)] | None = Field(
+        None,
+        description="Keys and values with fewer bits, or computed from such, are not reused but computed anew: 16 for "
+        "none but full ones, 8 for INT8 and better, 4 or 0 for any (0).",
+    )
+
+
+def min_bits_of(*said: Mapping[str, Any] | None) -> int:
+    """Of policies, or what else holds a field `cache`: what the first that names it says, else 0."""
+    for fields in said:
+        bits = ((fields or {}).get("cache") or {}).get("min_bits")
+        if bits is not None:
+            return int(bits)
+    return 0
+
+
 FIELDS = frozenset(CompactionFields.model_fields)
 
 

@@ -69,8 +69,9 @@ class Settings(BaseSettings):
     # engines
     upstreams: Annotated[tuple[UpstreamAddress, ...], NoDecode] = Field(
         (),
-        description="Replicas that run elsewhere (url, and if needed api_key, kind, name). With one named, no embedded "
-        "engine is started and torch is never imported. As a variable: URLs separated by commas, or JSON.",
+        description="Replicas that run elsewhere (url, and if needed api_key, kind, name, fallback). With one named "
+        "that is no fallback, no embedded engine is started and torch is never imported. As a variable: URLs separated "
+        "by commas, or JSON.",
     )
     model: str = Field(DEMO_MODEL, min_length=1, description="Model of the embedded engine: a name or a folder.")
     model_dir: Path | None = Field(
@@ -87,6 +88,19 @@ class Settings(BaseSettings):
     engine_pool_bytes: int | None = Field(
         None, ge=MIB, description="Memory of the KV pool, in bytes. Default: a share of the free memory."
     )
+    engine_host_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Host memory for blocks that the KV pool gives up, in bytes. Default: none on a CPU, whose pool is "
+        "host memory already; beside a GPU a quarter of what is free, 16 GiB at most.",
+    )
+    engine_kv_dir: Path | None = Field(
+        None,
+        description="Folder of the engine for blocks that host memory gives up, and for suspended sessions.",
+    )
+    engine_disk_bytes: int | None = Field(
+        None, ge=1, description="Most bytes in `engine_kv_dir`. Default: half of the free space, 16 GiB at most."
+    )
     engine_block_size: Literal[16, 32, 64] = Field(32, description="Tokens in a KV block.")
     engine_dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and KV; auto: float32 on a CPU, the model's own on a GPU."
@@ -94,6 +108,31 @@ class Settings(BaseSettings):
     engine_device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where torch sees one.")
     engine_max_batch_tokens: int = Field(
         512, ge=16, le=1 << 20, description="Most tokens of one step of the engine: a longer prefill is cut in chunks."
+    )
+
+    engine_eviction: Literal["cost_aware", "lru", "lfu", "adaptive_ttl"] = Field(
+        "cost_aware", description="Which cached blocks the engine gives up first."
+    )
+    engine_max_sessions: int = Field(
+        1000, ge=1, le=1 << 20, description="Most session caches of the engine; evicting one deletes no session."
+    )
+    engine_kv_precision: Literal["full", "auto", "seed", "int8", "k8v4", "int4"] = Field(
+        "full", description="Which cached blocks of the engine go to 8 and 4 bits (kv-quantization.md)."
+    )
+    engine_kv_int8_at: float | None = Field(
+        None,
+        gt=0,
+        le=1e7,
+        allow_inf_nan=False,
+        description="With auto and seed: from which length on a session's older blocks go to 8 bits; up to 1 a share "
+        "of the window, above it tokens. Default: 0.25; seed: 8192.",
+    )
+    engine_kv_int4_at: float | None = Field(
+        None,
+        gt=0,
+        le=1e7,
+        allow_inf_nan=False,
+        description="The same for 4 bits. Default: 0.5; seed: 16384.",
     )
 
     # sessions and turns
@@ -136,12 +175,43 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(2 * MIB, ge=1024, description="Largest request body, in bytes.")
     max_image_body_bytes: int = Field(20 * MIB, ge=1024, description="The same where images may come, in bytes.")
     body_timeout_s: Seconds = Field(30.0, description="A request, its headers or body, that pauses longer is given up.")
+    max_in_flight: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Turns that this gateway has at one replica at once; more wait here. Default: what the engine says "
+        "of itself, else 64.",
+    )
+    queue_max_waiting: int = Field(
+        1024, ge=0, le=1_000_000, description="Turns that may wait for one replica; beyond it 429 with Retry-After."
+    )
+    queue_timeout_s: Seconds = Field(60.0, description="A turn that waits longer for its replica is refused with 503.")
+    drain_timeout_s: Seconds = Field(
+        600.0, description="A drain that names no time moves sessions for so long; then the rest begins anew elsewhere."
+    )
+    pin_ttl_s: Seconds = Field(
+        86_400.0, description="A session idle for longer is placed anew: its KV cache is long gone where it ran last."
+    )
+    added_replicas_max: int = Field(
+        256, ge=0, le=10_000, description="Replicas that may be added at runtime, of all gateways on one database."
+    )
+    link_local_replicas: bool = Field(
+        False, description="Replicas added at runtime may have link-local and cloud metadata addresses."
+    )
     connect_timeout_s: Seconds = Field(5.0, description="Connecting to a replica.")
     first_delta_timeout_s: Seconds = Field(300.0, description="From the request to a replica's first token.")
     idle_timeout_s: Seconds = Field(60.0, description="Between two tokens of a replica.")
     total_timeout_s: Seconds = Field(1800.0, description="One whole answer.")
     grace_s: float = Field(
         30.0, ge=0, allow_inf_nan=False, description="On SIGTERM, running turns get this long to finish."
+    )
+    handover_s: float = Field(
+        5.0,
+        ge=0,
+        le=20,
+        allow_inf_nan=False,
+        description="After the grace, the turns that still run are offered to other gateways on the same database, "
+        "until none is taken for this long; those that are left are cut short. 0: nothing is offered.",
     )
 
     # who may ask
@@ -188,8 +258,8 @@ class Settings(BaseSettings):
 
     @property
     def embedded(self) -> bool:
-        """Whether the gateway starts an engine of its own."""
-        return not self.upstreams
+        """Whether the gateway starts an engine of its own: where no replica is named, or only fallbacks are."""
+        return all(upstream.fallback for upstream in self.upstreams)
 
     @field_validator("*", mode="before")
     @classmethod

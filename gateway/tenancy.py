@@ -120,9 +120,19 @@ def affinities(secret: bytes) -> Callable[[str, str], str]:
     return name
 
 
+def response_checks(secret: bytes) -> Callable[[str, str], str]:
+    """(tenant, turn) -> 16 hex digits that end the id of the turn's response: another tenant's key makes others."""
+    key = derive(secret, "response id")
+    return lambda tenant_id, turn_id: _digest(key, tenant_id, turn_id)[:8].hex()
+
+
 def _name(key: bytes, *parts: str) -> str:
+    return base64.urlsafe_b64encode(_digest(key, *parts)).rstrip(b"=").decode()
+
+
+def _digest(key: bytes, *parts: str) -> bytes:
     message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
-    return base64.urlsafe_b64encode(hmac.digest(key, message, hashlib.sha256)).rstrip(b"=").decode()
+    return hmac.digest(key, message, hashlib.sha256)
 
 
 def _past(expires_at: float | None, now: float) -> bool:

@@ -19,8 +19,11 @@ BENCHES = {
     "sessions": ["bench.sessions", "--json"],
     "gateway": ["bench.gateway", "--json", "--long", "--peers"],
     "store": ["bench.store", "--json"],
+    "kv-events": ["bench.kv_events", "--json"],
     "adapters": ["bench.adapters", "--json"],
     "shift": ["bench.shift", "--json"],
+    "routing": ["bench.routing", "--json"],
+    "stall": ["bench.stall", "--json"],
     "compaction-accounting": ["bench.compaction", "--accounting", "--json"],
     "compaction-facts": ["bench.compaction", "--facts", "--json"],
 }

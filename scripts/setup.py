@@ -34,7 +34,7 @@ STAMP = VENV / "turnkeep-setup.json"
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 EXTRAS = {"serve": "engine,postgres", "test": "engine,postgres,dev"}
-CPU_DISK_BYTES, CUDA_DISK_BYTES = 3 << 30, 10 << 30  # venv, pip's cache, the model and its conversion
+CPU_DISK_BYTES, CUDA_DISK_BYTES = 4 << 30, 10 << 30  # venv, pip's cache, the model and its conversion
 
 
 class SetupFailed(Exception):

@@ -62,7 +62,9 @@ class Shape:
     summary_tokens: int = 256  # of a summary of LangChain's or a rolling one
     reader_questions: int = 12  # for each context
     reader_points: tuple[int, ...] = (5, 10)
-    deadline_s: float = 2400.0  # what asks the model is not begun after that
+    deadline_s: float = 2400.0  # another conversation that asks the model is not begun after that
+    reader_deadline_s: float = 3600.0  # nor is the reader asked
+    slice_deadline_s: float = 7200.0  # and LongMemEval ends where it is
 
 
 QUICK = Shape(
@@ -76,7 +78,10 @@ QUICK = Shape(
     reader_questions=4,
     reader_points=(1,),
     deadline_s=150.0,
+    reader_deadline_s=200.0,
+    slice_deadline_s=240.0,
 )
+LEAST_SLICE_S = 15.0  # LongMemEval gets so long even where the rest took all of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ class Run:
 
     def __init__(self, shape: Shape, tokens: ModelTokens, kinds: Sequence[Family], clock: float) -> None:
         self.shape, self.tokens, self.families = shape, tokens, kinds
-        self.until = clock + shape.deadline_s
+        self.clock = clock  # when it began
         self.looks: list[Look] = []
         self.contexts: list[tuple[Look, Sizer, Context, Conversation]] = []  # of modelled conversations
         self.sources: dict[str, Counter[str]] = {OURS: Counter(), EXTRACTED: Counter()}
@@ -100,9 +105,8 @@ class Run:
         self.rendered = 0
         self.reduced: list[str] = []
 
-    @property
-    def late(self) -> bool:
-        return time.monotonic() > self.until
+    def late(self, after_s: float) -> bool:
+        return time.monotonic() > self.clock + after_s
 
     async def pace(self, conversation: Conversation, ours: Ours, points: Sequence[int]) -> list[Moment]:
         """Run ours through the conversation; each context is rendered in every template."""
@@ -188,7 +192,7 @@ async def modelled(
     both stand beside the others at the same moments."""
     async with AsyncExitStack() as stack:
         for number in range(run.shape.modelled):
-            if run.late:
+            if number and run.late(run.shape.deadline_s):  # the first is what the program is for
                 run.reduced.append(f"{run.shape.modelled - number} conversations with the model: the time was up")
                 break
             summariser = await stack.enter_async_context(langchain(python)) if python else None
@@ -250,7 +254,7 @@ def read(run: Run, model: Path, threads: int | None) -> None:
         sample = facts[::step][: run.shape.reader_questions]
         if context.tokens > reader.longest:
             continue  # the whole history, where it is longer than the model's window
-        if run.late:
+        if run.late(run.shape.reader_deadline_s):
             run.reduced.append(f"reader: not asked about {look.method} after {look.compactions} compactions")
             continue
         right = dict(zip((fact.id for fact in sample), reader.right(sizer, context, sample), strict=True))
@@ -276,22 +280,19 @@ async def measure(
             run.reduced.append(f"LangChain: {reason}")
         async with AsyncExitStack() as stack:
             trimmer = await stack.enter_async_context(langchain(python)) if python else None
+            asked = None
+            if shape.modelled:  # first: what asks no model takes what time is left
+                asked = await stack.enter_async_context(writer(model, tokens, threads, answers))
+                await modelled(run, dialogues, trimmer, python, asked)
+                if run.late(shape.reader_deadline_s):
+                    run.reduced.append("the reader was asked nothing: the time was up")
+                elif run.contexts and shape.reader_questions:
+                    await asyncio.to_thread(read, run, model, threads)
             await extracted(run, dialogues, trimmer, range(1, shape.extracted + 1))
             held = Run(shape, tokens, run.families, start)
             seeds = range(HELD_OUT_SEED, HELD_OUT_SEED + shape.held_out)
             await extracted(held, dialogues, trimmer, seeds, ruled=HELD_RULED, unruled=HELD_UNRULED)
-            memory = await longmemeval.measure(longmemeval.history(), tokens, shape.longmemeval)
-            _say(f"LongMemEval is through, {time.monotonic() - start:.0f} s")
-            asked = None
-            if run.late:
-                run.reduced.append("no summaries were asked of the model: the time was up")
-            elif shape.modelled:
-                asked = await stack.enter_async_context(writer(model, tokens, threads, answers))
-                await modelled(run, dialogues, trimmer, python, asked)
-        if run.late:
-            run.reduced.append("the reader was asked nothing: the time was up")
-        elif run.contexts and shape.reader_questions:
-            await asyncio.to_thread(read, run, model, threads)
+        memory = await _slice(run)
     return {
         **result(run, held),
         "langchain": trimmer.versions if trimmer else None,
@@ -300,6 +301,17 @@ async def measure(
         "model_output_tokens": asked.output_tokens if asked else 0,
         "took_s": round(time.monotonic() - start),
     }
+
+
+async def _slice(run: Run) -> dict[str, Any]:
+    """LongMemEval, in the time that is left."""
+    shape, most = run.shape, run.shape.longmemeval
+    until = max(run.clock + shape.slice_deadline_s, time.monotonic() + LEAST_SLICE_S)
+    memory = await longmemeval.measure(longmemeval.history(), run.tokens, most, lambda: time.monotonic() > until)
+    if time.monotonic() > until:
+        run.reduced.append(f"LongMemEval: ended after {memory.get('compactions', 0)} compactions: the time was up")
+    _say(f"LongMemEval is through, {time.monotonic() - run.clock:.0f} s")
+    return memory
 
 
 def result(run: Run, held: Run) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,14 @@ def history() -> History | None:
     return load(file) if file.is_file() else None
 
 
-async def measure(history: History | None, tokens: ModelTokens, most: int | None = None) -> dict[str, Any]:
+async def measure(
+    history: History | None,
+    tokens: ModelTokens,
+    most: int | None = None,
+    late: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
     """Facts lost by ours and by those of the others that ask no model, at equal kept tokens. `most`: compactions after
-    which the rest of the history is left out."""
+    which the rest of the history is left out; `late`: the time is up, and what is left is left out."""
     if history is None:
         return {"skipped": f"{FILE} is not in {data_folder()}"}
     sizer = Sizer(tokens, SYSTEM)
@@ -123,7 +128,7 @@ async def measure(history: History | None, tokens: ModelTokens, most: int | None
     for number in range(1, len(history.turns) + 1):
         turns = history.turns[:number]
         moment = await ours.step(turns)
-        last = number == len(history.turns)
+        last = number == len(history.turns) or late()
         made += moment is not None
         if not (last or (moment is not None and made in POINTS)):
             continue
@@ -141,6 +146,6 @@ async def measure(history: History | None, tokens: ModelTokens, most: int | None
                     "lost": sum(not says(context.text, fact) for fact in facts),
                 }
             )
-        if made == most:
+        if made == most or late():
             break
-    return {"window": WINDOW, "reserve": RESERVE, "facts": len(history.facts), "rows": rows}
+    return {"compactions": made, "window": WINDOW, "reserve": RESERVE, "facts": len(history.facts), "rows": rows}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.compaction.context import Answer
+from bench.processes import unwind_on_sigterm
 from bench.sessions import PATIENCE, start_engine
 from engines.contract import GenerateRequest, IdsPrompt, Sampling
 from engines.remote.http import Upstream
@@ -100,6 +101,7 @@ async def writer(
     model: Path, tokens: ModelTokens, threads: int | None, answers: Path | None = None
 ) -> AsyncIterator[Writer]:
     """An engine process for as long as the context lasts. `answers`: a file in which what it writes is kept."""
+    unwind_on_sigterm()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         running = await asyncio.to_thread(start_engine, stack, Path(folder), model, threads)
         ready = json.loads(next(line for line in running.said.splitlines() if '"event":"ready"' in line))

@@ -43,6 +43,12 @@ class Door:
 
 async def read_body(scope: Scope, receive: Receive, *, limit: int, content_type: str) -> bytes:
     """The whole body. Raises Refusal for another content type, an encoded body, or more than `limit` bytes."""
+    pieces = [piece async for piece in body_pieces(scope, receive, limit=limit, content_type=content_type)]
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def body_pieces(scope: Scope, receive: Receive, *, limit: int, content_type: str) -> AsyncGenerator[bytes, None]:
+    """The body as it comes, at least one piece. Raises as `read_body`."""
     headers = {name: value for name, value in scope["headers"] if name in _WANTED}
     given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
     if given != content_type:
@@ -53,18 +59,18 @@ async def read_body(scope: Scope, receive: Receive, *, limit: int, content_type:
     announced = headers.get(b"content-length", b"0")
     if announced.isdigit() and int(announced) > limit:
         raise too_large
-    pieces: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
-        pieces.append(message.get("body", b""))
-        size += len(pieces[-1])
+        piece: bytes = message.get("body", b"")
+        size += len(piece)
         if size > limit:
             raise too_large
+        yield piece
         if not message.get("more_body", False):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            return
 
 
 _WANTED = frozenset({b"content-type", b"content-encoding", b"content-length"})
@@ -107,6 +113,26 @@ async def send_events(
                 pulse.sends += 1
             piece = await anext(pieces, None)
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+async def send_pieces(
+    send: Send,
+    receive: Receive,
+    pieces: AsyncGenerator[bytes, None],
+    *,
+    content_type: bytes,
+    timeout_s: float = SEND_TIMEOUT_S,
+) -> None:
+    """`pieces` as one body of unknown length; closes them, early when the client leaves or reads nothing."""
+    headers = [(b"content-type", content_type), (b"cache-control", b"no-store")]
+    async with while_connected(receive, timeout_s) as pulse, aclosing(pieces):
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async for piece in pieces:
+            pulse.sending = True
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            pulse.sending = False
+            pulse.sends += 1
+        await send({"type": "http.response.body", "body": b""})
 
 
 def _start() -> Message:

@@ -7,6 +7,8 @@ The model passes our `kv=KVStep` through its **kwargs. Each call writes the laye
 chunks one by one; decode rows one by one on a CPU (a row whose pages stand in one run is read where it lies, and no
 row is padded or masked), elsewhere all at once over their padded page tables. Queries of a GQA group are folded into
 the query axis ([kv_heads, group, dim]), so K/V are never repeated.
+What lies in pages of several precisions is attended to part by part (`partial`). All of this is the reference; on a GPU
+`KVStep.attend`, of `kernels`, takes its place.
 Honoured: scaling, sliding_window, softcap, and s_aux (sinks).
 
 No mask function is registered beside it, so transformers builds no mask; a mask that comes all the same is refused.
@@ -14,6 +16,7 @@ No mask function is registered beside it, so transformers builds no mask; a mask
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,16 +25,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from engines.local.kv.storage import KVStorage, LayerShape, Span
+from engines.local.kv.shapes import LayerShape
+from engines.local.kv.spans import MixedSpan, Span
+from engines.local.kv.storage import KVStorage
+from engines.local.partial import Scores, attend_parts
 
 IMPLEMENTATION = "turnkeep_paged"
+
+# layer, query [heads, tokens, key_dim], key and value [tokens, kv_heads, dim], scores -> [tokens, heads, value_dim]
+Attend = Callable[[int, Tensor, Tensor, Tensor, Scores], Tensor]
 
 
 @dataclass(slots=True)
 class DecodeSpans:
     """The first tokens of the batch: one of each decoding sequence, and where that sequence's K/V lies."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[Span | MixedSpan, ...]
 
     @property
     def count(self) -> int:
@@ -70,7 +79,7 @@ class Chunk:
     start: int
     stop: int
     past: int
-    span: Span  # of all positions before the chunk's end
+    span: Span | MixedSpan  # of all positions before the chunk's end
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     @property
@@ -97,6 +106,7 @@ class KVStep:
     slots: Tensor  # int64 [tokens]: where each token's K/V is written
     decode: DecodeSpans | DecodeTables | None
     chunks: tuple[Chunk, ...]
+    attend: Attend | None = None  # kernels that write and attend in place of what is below
     calls: int = 0
 
 
@@ -107,20 +117,7 @@ class Probe:
     shapes: dict[int, LayerShape] = field(default_factory=dict)
     keys: dict[int, Tensor] = field(default_factory=dict)  # by layer, of the one token [kv_heads, key_dim]
     windows: dict[int, int | None] = field(default_factory=dict)  # by layer: how far back it attends; None: to all
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """How scores are made from queries and keys, as the layer says."""
-
-    scale: float
-    window: int | None
-    softcap: float | None
-    sinks: Tensor | None  # [heads]
-
-    @property
-    def plain(self) -> bool:
-        return self.softcap is None and self.sinks is None
+    groups: dict[int, int] = field(default_factory=dict)  # by layer: query heads that share a KV head
 
 
 def paged_attention(
@@ -141,6 +138,7 @@ def paged_attention(
         step.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
         step.keys[layer] = key[0, :, 0]
         step.windows[layer] = kwargs.get("sliding_window")
+        step.groups[layer] = query.shape[1] // key.shape[1]
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
     if attention_mask is not None:
         raise RuntimeError("the model built a dense attention mask in spite of the paged interface")
@@ -151,6 +149,8 @@ def paged_attention(
         kwargs.get("softcap"),
         kwargs.get("s_aux"),
     )
+    if step.attend is not None:
+        return step.attend(layer, query[0], key[0].transpose(0, 1), value[0].transpose(0, 1), scores)[None], None
     step.storage.write(layer, step.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     if step.decode is not None and not step.chunks:
         return _decode(step.storage, layer, step.decode, query[0], scores)[None], None
@@ -175,6 +175,9 @@ def _decode(storage: KVStorage, layer: int, rows: DecodeSpans | DecodeTables, qu
         return _decode_tables(storage, layer, rows, folded, scores).reshape(count, heads, -1)
     out = query.new_empty(count, kv_heads, heads // kv_heads, storage.values[layer].shape[3])
     for row, span in enumerate(rows.spans):
+        if isinstance(span, MixedSpan):
+            out[row] = attend_parts(storage, layer, span, folded[row].unsqueeze(2), span.length - 1, scores)[:, :, 0]
+            continue
         key, value = storage.read(layer, span, last=scores.window)
         out[row] = _attend(folded[row : row + 1], key, value, None, scores)[0]
     return out.view(count, heads, -1)
@@ -196,6 +199,9 @@ def _chunk(
     """query [1, heads, tokens, dim] -> [tokens, heads, value_dim]."""
     heads, tokens = query.shape[1], query.shape[2]
     kv_heads = key.shape[1]
+    if isinstance(chunk.span, MixedSpan):
+        grouped_query = query.reshape(kv_heads, heads // kv_heads, tokens, -1)
+        return attend_parts(storage, layer, chunk.span, grouped_query, chunk.past, scores).flatten(0, 1).transpose(0, 1)
     if chunk.past:
         key, value = storage.read(layer, chunk.span)
     if scores.plain:

@@ -29,6 +29,10 @@ class ModelInfo:
     device: str
     dtype: str
     epoch: str  # another after every start: what was cached before is gone
+    eviction: str | None = None  # policy of its cached blocks; None: it keeps none
+    kv_refused: dict[str, str] = field(default_factory=dict)  # KV codecs that the model does not bear, and why
+    no_native: str | None = "it has no weights"  # why the compiled decoder does not run; None: it does
+    attention: dict[str, Any] = field(default_factory=dict)  # path, why, ran_on: how, and where that was proven
     no_shift: str | None = "it keeps no K/V"  # why it takes no KV shift; None: it takes one
 
 
@@ -42,7 +46,12 @@ class Status:
     blocks_free: int = 0
     blocks_cached: int = 0
     blocks_used: int = 0
+    pool_bytes: int = 0
+    sealed_bytes: int = 0  # of `pool_bytes`
+    tiers: dict[str, dict[str, int]] = field(default_factory=dict)  # below the pool: bytes, capacity, blocks by tier
+    sealed: dict[str, int] = field(default_factory=dict)  # units of 64 tokens by codec
     pool_ok: bool = True  # the pool's books balanced when they were last checked
+    gauges: dict[str, float] = field(default_factory=dict)  # of the engine core, now
     counters: dict[str, float] = field(default_factory=dict)  # of the engine core, since its start
 
 
@@ -73,6 +82,23 @@ class Backend(Protocol):
 
     async def forget(self, session: str, salt: str | None) -> int:
         """Drop what is kept under the name (None: under every salt) and say how many blocks that freed."""
+        ...
+
+    async def suspend(self, session: str, salt: str, to: str | None) -> dict[str, Any]:
+        """Put its K/V down -> session, salt, tokens, blocks, bytes, tier. `to`: host, disk or remote; None: a file, or
+        host memory where there is no disk tier."""
+        ...
+
+    async def resume(self, session: str, salt: str) -> dict[str, Any]:
+        """Bring it to where its next turn takes it from -> tokens, and its blocks by tier: device, host, disk."""
+        ...
+
+    async def save(self, session: str, salt: str) -> dict[str, Any]:
+        """Write its K/V to a file, as `suspend` and with its `path`; it stays where it is."""
+        ...
+
+    async def adopt(self, path: Path, session: str, salt: str) -> dict[str, Any]:
+        """Take over a file of that session which another replica saved; where that cannot be, it is removed."""
         ...
 
     async def aclose(self) -> None: ...

@@ -12,48 +12,56 @@ from __future__ import annotations
 import os
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from itertools import count
 
+import torch
 from torch import Tensor
 
 from engines.contract import (
-    EngineError,
     EngineOverloaded,
     FinishReason,
     RequestRefused,
     TokenLogprob,
-    Usage,
     chain_digest,
 )
+from engines.kv_events import KvEvent
+from engines.kv_log import KvLog
 from engines.local.config import EngineConfig
 from engines.local.intake import Intake
+from engines.local.kernels.path import AttentionPath, choose_attention, decode_graphs, encoder, kernel_path
 from engines.local.kv.cache import KVCache
-from engines.local.kv.eviction import Lru
+from engines.local.kv.policies import make_policy
+from engines.local.kv.precision import SEALED, Precision, PrecisionPolicy, policy_named
+from engines.local.kv.quant import codecs
+from engines.local.kv.sealed import Codecs
+from engines.local.kv.sealer import Sealer
 from engines.local.kv.session_cache import SessionCache, SessionPath, session_tag
 from engines.local.kv.storage import KVStorage
+from engines.local.kv.tiers.tiers import Tiers
+from engines.local.live import Live, Taken
 from engines.local.model import LoadedModel
-from engines.local.output import TextStream
+from engines.local.native.adopt import native_decoder
 from engines.local.report import CoreOutput, EngineStats, SessionInfo, Started
-from engines.local.runner import Runner
-from engines.local.sampler import Choice, Failed, MaskFactory, TokenChooser, choose, refuse_sampling
+from engines.local.runner import Logits, Runner
+from engines.local.sampler import Board, MaskFactory, TokenChooser, refuse_sampling
 from engines.local.scheduler import Row, Scheduler
-from engines.local.sequence import CoreRequest, Sequence
-from engines.local.sizing import pool_pages
+from engines.local.sequence import CoreRequest
+from engines.local.sizing import pool_pages, pool_units
+from engines.local.speculate import lookup
+from engines.local.suspension import Suspension
+from engines.local.tiering import make_tiers, tier_stats
+from engines.output import TextStream
+
+SEALED_A_STEP = 1  # units between two steps: some 10 ms of a model of 30 layers, and a step decodes
+SEALED_WHEN_IDLE = 4
+IDLE_S = 0.005  # that a step without rows waits for a disk's threads: commands are looked for in between
 
 __all__ = ["CoreOutput", "CoreRequest", "EngineStats", "LocalEngine", "SessionInfo", "Started"]
 
 
-@dataclass(slots=True, eq=False)
-class Live:
-    """A request between submit and its last output."""
-
-    seq: Sequence
-    chooser: TokenChooser
-    text: TextStream
-    stop_ids: frozenset[int]
-    keep: bool = True  # its path becomes the session's when it ends
+PIN_SHARE = 0.25  # of the pool, at most, is kept before other cached pages
 
 
 @dataclass(slots=True)
@@ -63,6 +71,17 @@ class Counters:
     decode: int = 0
     cached: int = 0
     shifted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def note(self, row: Row, written: int) -> None:
+        """`written` tokens of a row that was run count."""
+        if row.seq.num_output and row.count == 1 + len(row.draft):
+            self.decode += written
+        else:
+            self.prefill += written
+        self.drafted += len(row.draft)
+        self.accepted += max(written - (row.count - len(row.draft)), 0)
 
 
 @dataclass(slots=True)
@@ -73,11 +92,21 @@ class LocalEngine:
     config: EngineConfig
     clock: Callable[[], float]
     mask_factory: MaskFactory | None = None
+    policy: PrecisionPolicy | None = None  # None: that of `config.kv_precision`
+    codecs: Codecs = codecs
+    usable: Set[Precision] = frozenset(SEALED)  # codecs that the model bears (self_check)
+    fingerprint: str = ""  # of the model's files: what is kept in files is good for no other
+    suspension: Suspension = field(init=False)
     window: int = field(init=False)  # tokens: the model's, and no more than the pool holds
+    no_native: str | None = field(init=False)  # why the compiled decoder does not run; None: it does
+    attention: AttentionPath = field(init=False)
+    _log: KvLog | None = field(init=False)
+    _tiers: Tiers | None = field(init=False)
     _cache: KVCache = field(init=False)
     _scheduler: Scheduler = field(init=False)
     _runner: Runner = field(init=False)
     _sessions: SessionCache = field(init=False)
+    _sealer: Sealer = field(init=False)
     _intake: Intake = field(init=False)
     _live: dict[str, Live] = field(init=False, default_factory=dict)
     _ended: list[CoreOutput] = field(init=False, default_factory=list)  # between steps, given out by the next
@@ -88,6 +117,8 @@ class LocalEngine:
     def __post_init__(self) -> None:
         config, model = self.config, self.model
         pages = pool_pages(config, model)
+        units = pool_units(config, model, pages, self.codecs, self.usable)
+        self.attention = choose_attention(config.kernels, model.device, model.dtype, model.shapes)
         storage = KVStorage(
             model.shapes,
             pages,
@@ -96,20 +127,50 @@ class LocalEngine:
             device=model.device,
             rotations=model.rotations,
             nan_fill=config.debug_nan_fill,
+            units=units,
+            codecs=self.codecs,
+            encode=encoder(self.attention),
+        )
+        self._log = KvLog(config.block_size) if config.kv_events else None
+        policy = make_policy(config.eviction)
+        self._tiers = make_tiers(
+            config, model, storage, policy, clock=self.clock, log=self._log, fingerprint=self.fingerprint
         )
         self._cache = KVCache(
             pages,
             config.block_size,
             storage,
-            model=model.name,
-            policy=Lru(),
+            model=self.fingerprint or model.name,
+            policy=policy,
+            clock=self.clock,
+            attention_tokens=model.attention_tokens,
+            pin_share=PIN_SHARE,
             prefix_reuse=config.prefix_reuse,
+            log=self._log,
+            units=units,
+            tiers=self._tiers,
         )
-        self._scheduler = Scheduler(self._cache, config)
-        self._runner = Runner(model, storage)
+        native, self.no_native = None, f"kernels is {self.attention.name}"
+        if self.attention.name != "triton":
+            native, self.no_native = native_decoder(model, storage, config.kernels)
+        kernels = kernel_path(self.attention, storage, model.group)
+        guesses = config.speculate == "lookup" or (config.speculate == "auto" and native is not None)
+        self._scheduler = Scheduler(self._cache, config, lookup if guesses else None)
         self._sessions = SessionCache(config.max_sessions, config.max_session_tokens)
         self.window = min(config.window or model.window, model.window, pages * config.block_size)
+        graphs = None
+        if config.cuda_graphs:
+            graphs = decode_graphs(
+                self.attention, kernels, model.forward, window=self.window, most_rows=config.max_running
+            )
+            if graphs is None:
+                raise ValueError(f"cuda_graphs needs kernels triton, and this is {self.attention.name}")
+        self._runner = Runner(model, storage, native, kernels, graphs)
+        precision = self.policy or policy_named(config.kv_precision, config.kv_int8_at, config.kv_int4_at)
+        self._sealer = Sealer(self._cache, self._sessions, precision, self.window)
         self._intake = Intake(self._sessions, self.window, model.vocab_size, shifts=model.no_shift is None)
+        self.suspension = Suspension(self._cache, self._sessions, self._tiers, self.clock, self._is_busy)
+        self.suspension.take_up_files()
         self._rng = random.Random(config.seed if config.seed is not None else os.urandom(16))
 
     # ------------------------------------------------------------------ in
@@ -132,13 +193,20 @@ class LocalEngine:
         mask = self.mask_factory(grammar) if grammar is not None and self.mask_factory is not None else None
         seed = request.sampling.seed
         rng = random.Random(seed if seed is not None else self._rng.getrandbits(64))
-        chooser = TokenChooser(request.sampling, rng, seq.tokens[:] if _needs_prompt(request) else array("I"), mask)
-        text = TextStream(self.model.decode, stops=request.sampling.stop, prompt_tail=seq.tokens[-8:].tolist())
+        prompt = seq.tokens[: seq.prompt_len] if _needs_prompt(request) else array("I")
+        chooser = TokenChooser(request.sampling, rng, prompt, mask)
+        before = seq.tokens[: seq.prompt_len][-8:].tolist()
+        text = TextStream(self.model.decode, stops=request.sampling.stop, prompt_tail=before)
         stop_ids = frozenset(request.sampling.stop_token_ids)
         if not request.sampling.ignore_eos:
             stop_ids |= self.model.stop_ids
-        self._live[seq.request_id] = Live(seq, chooser, text, stop_ids, keep=not seq.background)
+        live = Live(seq, chooser, text, stop_ids, keep=not seq.background)
+        if request.generated is not None:
+            live.take_up(request.generated)
+        self._live[seq.request_id] = live
         self._scheduler.add(seq)
+        if seq.num_output and (finish := live.finish) is not None:
+            self._ended.append(self._end(live, finish))
 
     def abort(self, request_id: str) -> None:
         """End a request now; its pages are free or cached when this returns. Unknown ids are nothing."""
@@ -148,11 +216,14 @@ class LocalEngine:
 
     # ------------------------------------------------------------------ step
     def has_work(self) -> bool:
-        return bool(self._live or self._ended)
+        tiers = self._tiers
+        return bool(self._live or self._ended or self._sealer.pending) or (tiers is not None and tiers.pending)
 
     def step(self) -> list[CoreOutput]:
         """Schedule, run, choose; what became of each request."""
         outputs, self._ended = self._ended, []
+        if self._tiers is not None:
+            self._tiers.poll()
         plan = self._scheduler.plan()
         now = self.clock()
         for seq in plan.admitted:
@@ -164,9 +235,16 @@ class LocalEngine:
             self._counters.steps += 1
             for rows, logits in self._run(plan.rows, outputs):
                 outputs += self._after(rows, logits)
+        self._sealer.work(self._scheduler.running, SEALED_A_STEP if plan.rows else SEALED_WHEN_IDLE)
+        if self._tiers is not None and not plan.rows:
+            self._tiers.idle(IDLE_S)
         return outputs
 
-    def _run(self, rows: tuple[Row, ...], outputs: list[CoreOutput]) -> list[tuple[tuple[Row, ...], Tensor]]:
+    def _is_busy(self, tag: int) -> bool:
+        """Whether a request of that session runs or waits."""
+        return any(live.seq.tag == tag for live in self._live.values())
+
+    def _run(self, rows: tuple[Row, ...], outputs: list[CoreOutput]) -> list[tuple[tuple[Row, ...], Logits]]:
         """One forward over all rows; where that fails, one for each, so that only the guilty end in an error."""
         try:
             return [(rows, self._runner.run(rows))]
@@ -176,49 +254,42 @@ class LocalEngine:
                 return []
             return [done for row in rows for done in self._run((row,), outputs)]
 
-    def _after(self, rows: tuple[Row, ...], logits: Tensor) -> list[CoreOutput]:
-        sampling = [row for row in rows if row.samples]
-        lives = [self._live[row.seq.request_id] for row in sampling]
-        choices = choose(logits[: len(lives)], [live.chooser for live in lives])
-        failed = {id(live.seq) for live, choice in zip(lives, choices, strict=True) if isinstance(choice, Failed)}
+    def _after(self, rows: tuple[Row, ...], logits: Logits) -> list[CoreOutput]:
+        self._note_scores(rows, logits.scored)
+        board, at = Board(logits.sampled), 0
+        taken: dict[Live, Taken] = {}
         for row in rows:
-            if row.seq.num_output and row.count == 1:
-                self._counters.decode += 1
-            else:
-                self._counters.prefill += row.count
-            if id(row.seq) not in failed:
-                self._cache.advance(row.seq, row.count)
-        return [self._take(live, choice) for live, choice in zip(lives, choices, strict=True)]
+            if row.samples:
+                live = self._live[row.seq.request_id]
+                taken[live] = live.take(board, at, row.draft, self.model.spell)
+                at += row.num_sampled
+        for row in rows:
+            made, undrafted = taken.get(self._live[row.seq.request_id]), row.count - len(row.draft)
+            written = made.written(undrafted) if made is not None else undrafted
+            if row.draft:
+                row.seq.acceptance.note(len(row.draft), written - undrafted)
+            self._counters.note(row, written)
+            if made is None or made.failed is None:
+                self._cache.advance(row.seq, written)
+        return [output for live, made in taken.items() for output in self._given(live, made)]
 
-    def _take(self, live: Live, choice: Choice | Failed) -> CoreOutput:
-        """One more token of a request."""
-        if isinstance(choice, Failed):
-            return self._fail(live, choice.reason)
-        seq, sampling = live.seq, live.seq.sampling
-        try:
-            live.chooser.accept(choice.id)
-        except EngineError as error:
-            return self._fail(live, str(error))
-        seq.tokens.append(choice.id)
-        mask = live.chooser.mask
-        logprobs = self._logprobs(choice)
-        if choice.id in live.stop_ids:
-            return self._end(live, "stop", ids=(choice.id,), logprobs=logprobs)
-        piece = live.text.push(choice.id)
-        if piece.stop is not None:
-            return self._end(live, "stop", ids=(choice.id,), text=piece.text, stop=piece.stop, logprobs=logprobs)
-        if mask is not None and mask.finished:
-            return self._end(live, "stop", ids=(choice.id,), text=piece.text, logprobs=logprobs)
-        if seq.num_output >= sampling.max_tokens:
-            return self._end(live, "length", ids=(choice.id,), text=piece.text, logprobs=logprobs)
-        return CoreOutput(seq.request_id, ids=(choice.id,), text=piece.text, logprobs=logprobs)
+    def _note_scores(self, rows: tuple[Row, ...], logits: Tensor) -> None:
+        at = 0
+        for row in rows:
+            live = self._live[row.seq.request_id]
+            for position in row.seq.scored(row.count):
+                live.scores[position] = torch.log_softmax(logits[at], -1)
+                at += 1
 
-    def _logprobs(self, choice: Choice) -> tuple[TokenLogprob, ...]:
-        if choice.logprob is None:
-            return ()
-        spell = self.model.spell
-        top = tuple((token, spell(token), logprob) for token, logprob in choice.top)
-        return (TokenLogprob(choice.id, spell(choice.id), choice.logprob, top),)
+    def _given(self, live: Live, made: Taken) -> list[CoreOutput]:
+        if made.finish is not None:
+            return [self._end(live, made.finish, ids=tuple(made.ids), text=made.text, logprobs=made.logprobs)]
+        outputs: list[CoreOutput] = []
+        if made.ids:
+            outputs.append(CoreOutput(live.seq.request_id, ids=tuple(made.ids), text=made.text, logprobs=made.logprobs))
+        if made.failed is not None:
+            outputs.append(self._fail(live, made.failed))
+        return outputs
 
     # ------------------------------------------------------------------ end
     def _end(
@@ -228,23 +299,23 @@ class LocalEngine:
         *,
         ids: tuple[int, ...] = (),
         text: str = "",
-        stop: str | None = None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> CoreOutput:
-        seq = live.seq
-        if stop is None:
-            rest = live.text.flush()
-            text, stop = text + rest.text, rest.stop
-            finish = "stop" if stop is not None else finish
+        seq, rest = live.seq, live.text.flush()
+        text, stop = text + rest.text, rest.stop
+        finish = "stop" if stop is not None else finish
         self._scheduler.remove(seq)
         self._leave(live)
         del self._live[seq.request_id]
-        return CoreOutput(seq.request_id, None, ids, text, logprobs, finish, stop, _usage(seq))
+        scores = b"".join(live.scores[position].cpu().numpy().tobytes() for position in sorted(live.scores))
+        return CoreOutput(seq.request_id, None, ids, text, logprobs, finish, stop, live.usage, scores=scores)
 
     def _leave(self, live: Live) -> None:
         """Give the pages back; a session that has run keeps its path, as ordinary cache."""
         seq = live.seq
         ran = seq.cached_tokens is not None
+        if seq.pinned:
+            self._cache.pin(seq)
         if seq.session is None or not live.keep or not ran:
             if seq.preempted and seq.hint is not None:
                 self._cache.drop(seq.hint)
@@ -257,7 +328,10 @@ class LocalEngine:
         if preempted is not None:
             self._cache.release(seq)
         blocks = preempted if preempted is not None else self._cache.keep(seq)
-        path = SessionPath(seq.session, seq.salt, seq.tokens, seq.marks, blocks, self.clock())
+        now = self.clock()
+        asked = (seq.min_bits, seq.system_tokens, seq.recent_from)
+        path = SessionPath(seq.session, seq.salt, seq.tokens, seq.marks, blocks, now, *asked)
+        self._sealer.kept(path)
         for gone in self._sessions.put(path):
             self._cache.drop(gone.blocks)
 
@@ -266,7 +340,7 @@ class LocalEngine:
         self._scheduler.remove(seq)
         self._cache.release(seq, scrub=True)
         del self._live[seq.request_id]
-        return CoreOutput(seq.request_id, usage=_usage(seq), error=reason)
+        return CoreOutput(seq.request_id, usage=live.usage, error=reason)
 
     # ------------------------------------------------------------------ sessions, figures, invariants
     def forget(self, session: str, salt: str) -> int:
@@ -297,6 +371,10 @@ class LocalEngine:
             for path in self._sessions
         ]
 
+    def kv_events(self) -> tuple[KvEvent, ...]:
+        """What the pool has stored and removed since the last call; nothing without `config.kv_events`."""
+        return self._log.drain() if self._log is not None else ()
+
     def stats(self) -> EngineStats:
         pool, counters = self._cache.pool, self._counters
         return EngineStats(
@@ -312,8 +390,16 @@ class LocalEngine:
             decode_tokens=counters.decode,
             cached_tokens=counters.cached,
             shifted_tokens=counters.shifted,
+            drafted_tokens=counters.drafted,
+            accepted_tokens=counters.accepted,
             preemptions=self._scheduler.preemptions,
             evictions=pool.evictions,
+            blocks_pinned=pool.pinned,
+            units_sealed=self._sealer.sealed,
+            pool_bytes=pool.total * pool.units.page_bytes + pool.units.own_bytes,
+            sealed={precision.codec: count for precision, count in pool.units.taken().items()},
+            sealed_bytes=pool.units.nbytes,
+            **tier_stats(self._tiers),
         )
 
     def check(self) -> None:
@@ -327,10 +413,6 @@ class LocalEngine:
             assert seq.written <= len(seq.table) * self.config.block_size, "written past the table"
             assert len(seq.uids) == seq.exact // self.config.block_size, "not just the full, exact blocks are published"
         self._cache.check(running)
-
-
-def _usage(seq: Sequence) -> Usage:
-    return Usage(seq.prompt_len, seq.num_output, seq.cached_tokens or 0, seq.shifted_tokens)
 
 
 def _needs_prompt(request: CoreRequest) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from engines.contract import Capabilities, Engine, EngineError, GenerateRequest, IdsPrompt, UnknownBase
@@ -29,12 +30,14 @@ class InProcess:
         return self._info
 
     async def generate(self, request: WireRequest) -> AsyncGenerator[list[Event], None]:
+        if request.score_from is not None:
+            raise Refusal("unsupported_parameter", "this engine has no log-probabilities to tell", param="score_from")
         async with aclosing(self._engine.generate(_contract_request(request))) as deltas:
             try:
                 first = await anext(deltas, None)
             except UnknownBase as error:
                 raise Refusal("unknown_base", str(error)) from None
-            yield [started_event(_prompt_tokens(request), None, 0.0)]
+            yield [started_event(request.prompt_tokens, None, 0.0)]
             try:
                 delta = first
                 while delta is not None:
@@ -71,12 +74,20 @@ class InProcess:
         await self._engine.forget(session)
         return before - ((await self._engine.load()).kv_blocks_cached or 0)
 
+    async def suspend(self, session: str, salt: str, to: str | None) -> dict[str, Any]:
+        raise Refusal("unsupported", "this engine keeps no K/V")
+
+    async def resume(self, session: str, salt: str) -> dict[str, Any]:
+        raise Refusal("unsupported", "this engine keeps no K/V")
+
+    async def save(self, session: str, salt: str) -> dict[str, Any]:
+        raise Refusal("unsupported", "this engine keeps no K/V")
+
+    async def adopt(self, path: Path, session: str, salt: str) -> dict[str, Any]:
+        raise Refusal("unsupported", "this engine keeps no K/V")
+
     async def aclose(self) -> None:
         await self._engine.aclose()
-
-
-def _prompt_tokens(request: WireRequest) -> int:
-    return (request.base.length if request.base else 0) + len(request.delta) // 4
 
 
 def _contract_request(request: WireRequest) -> GenerateRequest:
@@ -85,5 +96,7 @@ def _contract_request(request: WireRequest) -> GenerateRequest:
             raise UnknownBase(f"no path of {request.base.length} ids is kept", length=request.base.length)
         return request.delta
 
-    prompt = IdsPrompt(request.delta, _prompt_tokens(request), whole, request.session, request.base, request.shift)
+    generated = request.generated
+    num_tokens = request.prompt_tokens + (generated.ids if generated is not None else 0)
+    prompt = IdsPrompt(request.delta, num_tokens, whole, request.session, request.base, request.shift, generated)
     return GenerateRequest(request.request_id, request.model, prompt, request.sampling, request.salt, request.priority)

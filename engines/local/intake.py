@@ -16,6 +16,9 @@ from engines.local.kv.session_cache import SessionCache, SessionPath, grown_mark
 from engines.local.kv.shift import Moved, refuse_shift
 from engines.local.sequence import CoreRequest, Sequence
 
+ID_BYTES = 4  # u32
+MAX_SCORED = 256  # tokens of one request: 50 MB of log-probabilities for a vocabulary of 49,152
+
 
 @dataclass(frozen=True, slots=True)
 class Intake:
@@ -38,11 +41,19 @@ class Intake:
         base = request.base if request.base is not None and request.base.length else None
         path = self._path(request)
         tokens = path.ids[: base.length] + delta if path is not None and base is not None else delta
-        self._refuse_ids(delta, len(tokens), request.sampling.max_tokens)
+        generated = request.generated.ids if request.generated is not None else 0
+        if generated > len(delta):
+            raise RequestRefused(f"{generated} ids are said to be generated, {len(delta)} came", param="generated")
+        prompt_len = len(tokens) - generated
+        if request.score_from is not None and not 0 < prompt_len - request.score_from <= MAX_SCORED:
+            raise RequestRefused(
+                f"score_from must be one of the last {MAX_SCORED} of {prompt_len} prompt tokens", param="score_from"
+            )
+        self._refuse_ids(delta, prompt_len, request.sampling.max_tokens)
         seq = Sequence(
             request_id=request.request_id,
             tokens=tokens,
-            prompt_len=len(tokens),
+            prompt_len=prompt_len,
             sampling=request.sampling,
             salt=request.salt,
             priority=request.priority,
@@ -50,12 +61,18 @@ class Intake:
             submitted_s=now_s,
             session=request.session,
             moved=self._moved(request, path, tokens),
+            pinned=request.pinned,
+            min_bits=request.min_bits,
+            system_tokens=request.system_tokens or (path.system_tokens if path is not None and base is not None else 0),
+            recent_from=request.recent_from,
+            score_from=request.score_from,
         )
         if request.session is not None:
             seq.tag = session_tag(request.session, request.salt)
             before = base.digest if base is not None else EMPTY_DIGEST
-            digest = chain_digest(before, request.delta) if len(delta) else before
-            seq.marks = grown_marks(path, base, len(tokens), digest)
+            asked = request.delta[: ID_BYTES * (len(delta) - generated)]
+            digest = chain_digest(before, asked) if asked else before
+            seq.marks = grown_marks(path, base, prompt_len, digest)
         if path is not None:
             seq.hint = path.blocks
             seq.hint_len = common_prefix(path.ids, tokens, base.length if base is not None else 0)

@@ -18,22 +18,28 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import uvicorn
 
+from engines.kv_stream import KvStream
 from engines.local.backend import Backend, ModelInfo
 from engines.local.in_process import InProcess
+from engines.local.kv.events import KvEndpointRefused, KvPublisher
 from engines.local.model_process import CHILD, ModelProcess
 from engines.local.server import Limits, create_app
+from engines.local.texts import Texts
+from engines.local.warm_up import WarmUp, WarmUpRefused, read_warm_ups, warm_up
 from engines.local.weights import DEMO_NAME, ModelUnavailable, resolve_model
 
 ECHO = "echo"
+KV_PRECISION = ("kv_precision", "kv_int8_at", "kv_int4_at")
 ENDED, FAILED, MODEL_DIED = 0, 1, 3
 DRAIN_S = 3.0  # running streams get this long after a stop
 FLUSH_S = 0.5  # and this long to hear that the model has died
@@ -56,12 +62,32 @@ class EngineOptions:
     max_running: int = 32  # sequences of one step
     max_waiting: int = 256  # requests; beyond it 503
     window: int | None = None  # tokens; None: the model's own
+    eviction: str = "cost_aware"  # which cached blocks go first (local/kv/policies.py)
+    max_sessions: int = 1000  # session caches
+    host_bytes: int | None = None  # host memory for evicted blocks; None: by device (local/sizing.py)
+    kv_dir: Path | None = None  # folder for blocks that host memory gives up, and for suspended sessions; None: none
+    remote: str | None = None  # HOST:PORT of a Mooncake Store's master, for suspended sessions; needs kv_dir
+    remote_bytes: int = 1 << 30  # of memory that this engine lends the store
+    disk_bytes: int | None = None  # of files there; None: half of the free space, 16 GiB at most
+    kv_precision: str = "full"  # which cached blocks go to fewer bits: full, auto, seed, int8, k8v4, int4
+    kv_int8_at: float | None = None  # path length from which on; up to 1 of the window, above tokens
+    kv_int4_at: float | None = None
+    cuda_graphs: bool = False  # with Triton: replay steps that only decode
+    kernels: str = "auto"  # torch, native (the compiled decoder), triton; auto: by device and model
+    speculate: str = "auto"  # auto: guess tokens from the path where the compiled decoder runs; lookup: everywhere; off
+    kv_events: str | None = None  # where to publish what the cache holds: tcp://HOST:PORT (0: a free one), ipc://PATH
+    kv_replay: str | None = None  # where subscribers ask for what they missed; None: beside it
+    warm_up: tuple[Path, ...] = ()  # files of prompts to hold from the start (warm_up.py)
     exit_with_parent: bool = False  # stop when standard input closes
 
     def core(self) -> dict[str, Any]:
         """What the model process needs of them."""
         names = ("device", "dtype", "pool_bytes", "block_size", "threads", "max_batch_tokens", "background_chunk")
-        return {name: getattr(self, name) for name in (*names, "max_running", "window")}
+        more = ("max_running", "window", "eviction", "max_sessions", "kernels", "cuda_graphs", "speculate")
+        tiers = ("host_bytes", "disk_bytes", "remote", "remote_bytes")
+        told = {name: getattr(self, name) for name in (*names, *more, *tiers, *KV_PRECISION)}
+        kv_dir = str(self.kv_dir) if self.kv_dir is not None else None
+        return told | {"kv_events": self.kv_events is not None, "kv_dir": kv_dir}
 
 
 class _Server(uvicorn.Server):
@@ -78,14 +104,19 @@ def run_engine(options: EngineOptions, *, child: str | None = None) -> int:
     `child` names another module to run as the model process (tests do).
     """
     try:
+        prompts = read_warm_ups(options.warm_up)
+    except WarmUpRefused as error:
+        print(f"the engine cannot start: {error}", file=sys.stderr)
+        return FAILED
+    try:
         listener = _listen(options.host, options.port)
     except OSError as error:
         print(f"cannot listen on {options.host}:{options.port}: {error.strerror or error}", file=sys.stderr)
         return FAILED
     with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:
-            return runner.run(_serve(options, listener, child))
-        except ModelUnavailable as error:
+            return runner.run(_serve(options, listener, child, prompts))
+        except (ModelUnavailable, KvEndpointRefused) as error:
             print(f"the engine cannot start: {error}", file=sys.stderr)
             return FAILED
 
@@ -105,14 +136,20 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _serve(options: EngineOptions, listener: socket.socket, child: str | None) -> int:
+async def _serve(options: EngineOptions, listener: socket.socket, child: str | None, prompts: Sequence[WarmUp]) -> int:
     stop = asyncio.Event()
     _stop_on_signals(stop)
     if options.exit_with_parent:
         _stop_with_parent(stop, asyncio.get_running_loop())
-    async with _backend(options, child) as backend:
-        limits = Limits(max_waiting=options.max_waiting)
-        app = create_app(backend, clock=time.monotonic, now=time.time, limits=limits)
+    async with AsyncExitStack() as stack:
+        kv = None
+        if options.kv_events is not None:
+            publisher = KvPublisher(KvStream(time.time), options.kv_events, replay=options.kv_replay)
+            kv = await stack.enter_async_context(publisher)
+        backend = await stack.enter_async_context(_backend(options, child, kv.stream if kv is not None else None))
+        kv_dir = Path(options.kv_dir) if options.kv_dir is not None else None
+        limits = Limits(max_waiting=options.max_waiting, max_kv_bytes=options.disk_bytes or Limits().max_kv_bytes)
+        app = create_app(backend, clock=time.monotonic, now=time.time, limits=limits, kv=kv, kv_dir=kv_dir)
         server = _Server(
             uvicorn.Config(
                 app,
@@ -128,22 +165,29 @@ async def _serve(options: EngineOptions, listener: socket.socket, child: str | N
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            return await _until_an_end(backend, listener, stop)
+            return await _until_an_end(backend, listener, stop, kv, prompts)
         finally:
             server.should_exit = True
             await serving
 
 
-async def _until_an_end(backend: Backend, listener: socket.socket, stop: asyncio.Event) -> int:
+async def _until_an_end(
+    backend: Backend, listener: socket.socket, stop: asyncio.Event, kv: KvPublisher | None, prompts: Sequence[WarmUp]
+) -> int:
     ends = [asyncio.create_task(stop.wait())]
     if isinstance(backend, ModelProcess):
         ready = asyncio.create_task(backend.ready.wait())
         await asyncio.wait([ready, *ends], return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         ends.append(asyncio.create_task(backend.ended.wait()))
+    warming: asyncio.Task[None] | None = None
     if backend.state == "ok":
-        print(_ready_line(backend.info, listener), flush=True)
+        print(_ready_line(backend.info, listener, kv), flush=True)
+        warming = asyncio.create_task(_warm_up(backend, prompts)) if prompts else None
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if warming is not None:
+        warming.cancel()
+        await asyncio.wait([warming])
     for end in ends:
         end.cancel()
     if not isinstance(backend, ModelProcess) or stop.is_set():
@@ -157,7 +201,14 @@ async def _until_an_end(backend: Backend, listener: socket.socket, stop: asyncio
     return FAILED
 
 
-def _ready_line(info: ModelInfo, listener: socket.socket) -> str:
+async def _warm_up(backend: Backend, prompts: Sequence[WarmUp]) -> None:
+    info = backend.info
+    texts = await asyncio.to_thread(Texts, info.folder, info.window)
+    done = await warm_up(backend, prompts, partial(texts.encode, special=False), model=info.name, report=_report)
+    _report(f"warmed up with {done} of {len(prompts)} prompts")
+
+
+def _ready_line(info: ModelInfo, listener: socket.socket, kv: KvPublisher | None) -> str:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     ready = {
@@ -170,13 +221,15 @@ def _ready_line(info: ModelInfo, listener: socket.socket) -> str:
         "epoch": info.epoch,
         "pid": os.getpid(),
     }
+    if kv is not None:
+        ready |= {"kv_events": kv.endpoint, "kv_replay": kv.replay}
     return orjson.dumps(ready).decode()
 
 
 @asynccontextmanager
-async def _backend(options: EngineOptions, child: str | None) -> AsyncIterator[Backend]:
+async def _backend(options: EngineOptions, child: str | None, kv: KvStream | None) -> AsyncIterator[Backend]:
     if options.model == ECHO and child is None:
-        echo = _echo(options)
+        echo = _echo(options, kv)
         try:
             yield echo
         finally:
@@ -185,7 +238,8 @@ async def _backend(options: EngineOptions, child: str | None) -> AsyncIterator[B
     folder = Path(options.model)
     if child is None:
         folder = await asyncio.to_thread(resolve_model, options.model, progress=_report)
-    process = ModelProcess(folder, options.core(), name=_served_name(options, folder), child=child or CHILD)
+    name = _served_name(options, folder)
+    process = ModelProcess(folder, options.core(), name=name, child=child or CHILD, kv=kv)
     async with process:
         yield process
 
@@ -201,12 +255,12 @@ def _report(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _echo(options: EngineOptions) -> InProcess:
+def _echo(options: EngineOptions, kv: KvStream | None) -> InProcess:
     from engines.echo import ECHO_MODEL_DIR, EchoEngine
 
     name, epoch = options.served_name or ECHO, secrets.token_hex(8)
     window = options.window or 131_072
-    engine = EchoEngine(model=name, epoch=epoch, window=window, block_size=options.block_size)
+    engine = EchoEngine(model=name, epoch=epoch, window=window, block_size=options.block_size, kv=kv)
     info = ModelInfo(name, ECHO_MODEL_DIR, window, 259, options.block_size, "none", "none", epoch)
     return InProcess(engine, info)
 

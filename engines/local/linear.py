@@ -37,7 +37,12 @@ def favour_few_rows(module: nn.Module) -> int:
     """Switch every plain float32 nn.Linear of `module` on a CPU to FewRowsLinear -> how many."""
     switched = 0
     for part in module.modules():
-        if type(part) is nn.Linear and part.weight.dtype == torch.float32 and part.weight.device.type == "cpu":
+        weight = getattr(part, "weight", None)  # what a quantizer has packed may have none
+        if type(part) is nn.Linear and weight is not None and _plain(weight):
             part.__class__ = FewRowsLinear
             switched += 1
     return switched
+
+
+def _plain(weight: Tensor) -> bool:
+    return weight.dtype == torch.float32 and weight.device.type == "cpu"

@@ -68,6 +68,23 @@ class Snapshot(Collector):
         blocks.add_metric(["cached"], status.blocks_cached)
         blocks.add_metric(["used"], status.blocks_used)
         yield blocks
+        if info.eviction is not None:
+            policy = GaugeMetricFamily(PREFIX + "eviction_policy", "1 for the policy in force.", labels=["policy"])
+            policy.add_metric([info.eviction], 1.0)
+            yield policy
+        for name, value in status.gauges.items():
+            yield _gauge(name, f"{name} of the engine core.", value)
+        sealed = GaugeMetricFamily(PREFIX + "sealed_units", "Units of 64 tokens in fewer bits.", labels=["codec"])
+        for codec, count in status.sealed.items():
+            sealed.add_metric([codec], count)
+        yield sealed
+        for figure in ("bytes", "capacity", "blocks") if status.tiers else ():
+            tier = GaugeMetricFamily(
+                f"{PREFIX}tier_{figure}", f"{figure} of the tiers below the pool.", labels=["tier"]
+            )
+            for name, load in status.tiers.items():
+                tier.add_metric([name], load[figure])
+            yield tier
         for name, value in status.counters.items():
             yield CounterMetricFamily(PREFIX + name, f"{name} of the engine core since its start.", value=value)
 

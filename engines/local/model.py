@@ -12,18 +12,20 @@ serve wrongly is refused here and not found out by a user:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from engines.contract import EngineError
 from engines.local.attention import IMPLEMENTATION, KVStep, Probe, register
-from engines.local.kv.storage import LayerShape, bytes_per_token
+from engines.local.kv.shapes import LayerShape, bytes_per_token
 from engines.local.learn_rope import CannotShift, learn_rotations, rope_settings
 from engines.local.linear import favour_few_rows
 from engines.local.rope import Rotations
@@ -48,6 +50,9 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     rotations: Rotations = field(default_factory=dict)  # of every layer's keys, for the KV shift
+    attention_tokens: float = math.inf  # context at which attending costs a token as much as the weights do
+    windows: Mapping[int, int | None] = field(default_factory=dict)  # by layer: how far back it attends; None: to all
+    group: int = 1  # query heads that share a KV head, the most of any layer
     no_shift: str | None = "not looked at"  # why its keys cannot be moved; None: they can
 
     @property
@@ -72,15 +77,29 @@ def load_model(source: str | Path, *, device: str = "cpu", dtype: torch.dtype | 
     wanted: torch.dtype | str = dtype or (torch.float32 if device == "cpu" else "auto")
     tokenizer = AutoTokenizer.from_pretrained(source)
     try:
-        module = AutoModelForCausalLM.from_pretrained(source, dtype=wanted, attn_implementation=IMPLEMENTATION)
+        module = _from_pretrained(source, device, wanted)
     except ValueError as error:
         raise ModelRefused(f"{source}: {error}") from error
 
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    module.to(torch.device(device))  # type: ignore[arg-type]  # the stub takes the wrapped `self` for the argument
     return adopt(module, name=str(source), tokenizer=tokenizer, decode=decode)
+
+
+def _from_pretrained(source: str | Path, device: str, dtype: torch.dtype | str) -> Any:
+    """A quantized checkpoint goes through transformers' quantizer of its method, straight to the device: most of them
+    cannot be moved. ValueError where that method is not to be had here."""
+    config = AutoConfig.from_pretrained(source)
+    load: Any = partial(AutoModelForCausalLM.from_pretrained, source, dtype=dtype, attn_implementation=IMPLEMENTATION)
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        return load().to(torch.device(device))
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+    try:
+        return load(device_map={"": device})
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(f"its weights are quantized ({method}), which cannot be loaded here: {error}") from error
 
 
 def adopt(
@@ -101,7 +120,8 @@ def adopt(
     weights = module.get_input_embeddings().weight
     favour_few_rows(module)
     layers = config.num_hidden_layers
-    shapes = dict(sorted(probe(module, name, layers).shapes.items()))
+    seen = probe(module, name, layers)
+    shapes = dict(sorted(seen.shapes.items()))
     rotations: Rotations = {}
     no_shift = None
     try:
@@ -120,6 +140,9 @@ def adopt(
         dtype=weights.dtype,
         device=weights.device,
         rotations=rotations,
+        attention_tokens=_attention_tokens(module, config, shapes),
+        windows=seen.windows,
+        group=max(seen.groups.values()),
         no_shift=no_shift,
     )
 
@@ -169,6 +192,19 @@ def _forward(module: nn.Module, ids: Tensor, positions: Tensor, keep: Tensor, kv
     logits = out.logits
     assert isinstance(logits, Tensor)
     return logits
+
+
+def _attention_tokens(module: Any, config: Any, shapes: Mapping[int, LayerShape]) -> float:
+    """A weight takes 2 operations a token; a token of context, in each layer, 2 * heads * (key_dim + value_dim)."""
+    heads = int(getattr(config, "num_attention_heads", None) or 0)
+    if getattr(module, "hf_quantizer", None) is not None:  # packed: their elements are not weights
+        linear = (part for part in module.modules() if hasattr(part, "in_features") and hasattr(part, "out_features"))
+        weights = sum(part.in_features * part.out_features for part in linear)
+    else:
+        embedded = module.get_input_embeddings().weight.numel()
+        weights = sum(weight.numel() for weight in module.parameters()) - embedded
+    attended = sum(heads * (shape.key_dim + shape.value_dim) for shape in shapes.values())
+    return float(weights / attended) if attended and weights > 0 else math.inf
 
 
 def _stop_ids(module: Any, config: Any) -> frozenset[int]:

@@ -2,7 +2,7 @@
 
     front (asyncio) --- one socket pair, frames ---> child (process.py): the engine core and its loop
     generate, abort, forget, sessions          -->
-                                               <--   ready, accepted | refused, event, reply, status
+                                               <--   ready, accepted | refused, event, reply, status, kv
 
 Requests are numbered here; a number is never used twice. When the child dies, every running answer gets an error
 event, every waiting one is refused with `engine_dead`, and `ended` is set: the front then exits, so that its
@@ -18,17 +18,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from dataclasses import asdict
-from functools import cached_property
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from engines.contract import Capabilities, Sampling, Usage
+from engines.kv_events import decode_batch
+from engines.kv_stream import KvStream
 from engines.local.backend import ModelInfo, State, Status
 from engines.local.checks import GRAMMARS, MAX_LOGPROBS
 from engines.local.frames import FrameReader, encode_frame
+from engines.local.identity import model_fingerprint
 from engines.local.interpreter import child_environment, module_command
 from engines.local.refusal import Refusal
 from engines.local.texts import fingerprint
@@ -57,7 +59,8 @@ class _Answer:
         """Whether there was room."""
         if self._bytes > MAX_BUFFERED_BYTES:
             return False
-        self._bytes += len(event.data)
+        if event.kind != "scores":  # one a request, of bounded size, and its last event follows at once
+            self._bytes += len(event.data)
         self._events.append(event)
         self.over = self.over or event.kind in ("last", "error")
         if self._wake is not None and not self._wake.done():
@@ -99,14 +102,19 @@ class _Link(asyncio.Protocol):
 class ModelProcess:
     """Starts the child and speaks for it; use as an async context manager."""
 
-    def __init__(self, folder: Path, options: dict[str, Any], *, name: str, child: str = CHILD) -> None:
-        """`options` are those of process.ModelOptions; `child` is the module that calls process.run."""
+    def __init__(
+        self, folder: Path, options: dict[str, Any], *, name: str, child: str = CHILD, kv: KvStream | None = None
+    ) -> None:
+        """`options` are those of EngineOptions.core(); `child` is the module that calls process.run; what the pool
+        stores and removes goes to `kv`."""
+        self._kv = kv
         self._folder, self._options, self._name, self._module = folder, options, name, child
         self._numbers = itertools.count(1)
         self._answers: dict[int, _Answer] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._status = Status()
         self._info: ModelInfo | None = None
+        self._names: tuple[str, str] | None = None
         self.ready = asyncio.Event()  # the model is loaded, or the child has ended
         self.ended = asyncio.Event()
 
@@ -168,7 +176,7 @@ class ModelProcess:
         return self._status
 
     async def capabilities(self) -> Capabilities:
-        info = self.info
+        info, (tokenizer, model) = self.info, await self._named()
         return Capabilities(
             kind="turnkeep",
             models=(info.name,),
@@ -176,20 +184,33 @@ class ModelProcess:
             takes_ids=True,
             takes_delta=True,
             takes_shift=info.no_shift is None,
+            retains=True,
+            takes_bits=self._options.get("kv_precision", "full") != "full",
+            continues=True,
+            takes_salt=True,
             grammars=GRAMMARS,
             sampling=frozenset(Sampling.__dataclass_fields__) - {"max_tokens"},
             max_logprobs=MAX_LOGPROBS,
             returns_ids=True,
             reports_cached=True,
+            max_running=self._options.get("max_running"),
             block_size=info.block_size,
+            suspends=bool(self._options.get("kv_dir") or self._options.get("host_bytes")),
+            carries_kv=bool(self._options.get("kv_dir")),
+            keeps_sessions=True,
+            prefills=True,
+            kv_events=self._kv is not None,
             epoch=info.epoch,
-            tokenizer=self._fingerprint,
-            unseen=() if info.no_shift is None else (f"shift: {info.no_shift}",),
+            tokenizer=tokenizer,
+            fingerprints={info.name: model},
+            unseen=_cannot(info),
         )
 
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self._folder)
+    async def _named(self) -> tuple[str, str]:
+        """The names of the tokenizer and of the model: their files are read once."""
+        if self._names is None:
+            self._names = await asyncio.to_thread(lambda: (fingerprint(self._folder), model_fingerprint(self._folder)))
+        return self._names
 
     async def sessions(self) -> list[dict[str, Any]]:
         kept: list[dict[str, Any]] = await self._ask({"k": "sessions"})
@@ -197,6 +218,22 @@ class ModelProcess:
 
     async def forget(self, session: str, salt: str | None) -> int:
         return int(await self._ask({"k": "forget", "session": session, "salt": salt}))
+
+    async def suspend(self, session: str, salt: str, to: str | None) -> dict[str, Any]:
+        return await self._about("suspend", session, salt, to=to)
+
+    async def resume(self, session: str, salt: str) -> dict[str, Any]:
+        return await self._about("resume", session, salt)
+
+    async def save(self, session: str, salt: str) -> dict[str, Any]:
+        return await self._about("save", session, salt)
+
+    async def adopt(self, path: Path, session: str, salt: str) -> dict[str, Any]:
+        return await self._about("adopt", session, salt, path=str(path))
+
+    async def _about(self, kind: str, session: str, salt: str, **more: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._ask({"k": kind, "session": session, "salt": salt, **more})
+        return answer
 
     async def aclose(self) -> None:
         """The closed socket ends the child between two steps; one that does not end is killed."""
@@ -247,8 +284,12 @@ class ModelProcess:
                 answer.fail(Refusal.of(header["e"]))
             case "reply" if (reply := self._replies.get(number)) and not reply.done():
                 reply.set_result(orjson.loads(body))
+            case "failed" if (reply := self._replies.get(number)) and not reply.done():
+                reply.set_exception(Refusal.of(header["e"]))
             case "status":
                 self._status = Status(**header["s"])
+            case "kv" if self._kv is not None:
+                self._kv.publish(decode_batch(0, body).events)
             case "ready":
                 self._info = ModelInfo(self._name, self._folder, **header["info"])
                 self.ready.set()
@@ -272,6 +313,12 @@ class ModelProcess:
                 reply.set_exception(_dead())
 
 
+def _cannot(info: ModelInfo) -> tuple[str, ...]:
+    """What the model does not bear, as an operator reads it."""
+    shift = () if info.no_shift is None else (f"shift: {info.no_shift}",)
+    return (*shift, *(f"KV in {codec}: {why}" for codec, why in info.kv_refused.items()))
+
+
 def _dead() -> Refusal:
     return Refusal("engine_dead", "the model process has ended")
 
@@ -281,7 +328,7 @@ def event_header(number: int, event: Event) -> dict[str, Any]:
     header: dict[str, Any] = {"k": "event", "r": number, "t": event.kind}
     if event.usage is not None:
         usage = event.usage
-        header["u"] = [usage.prompt_tokens, usage.output_tokens, usage.cached_tokens, usage.shifted_tokens]
+        header["u"] = astuple(usage)
     return header
 
 

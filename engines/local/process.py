@@ -19,13 +19,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import orjson
 
-from engines.contract import Base, EngineError, Sampling, Shift, TokenLogprob, Usage
+from engines.contract import Base, EngineError, Generated, Sampling, Shift, TokenLogprob, Usage
+from engines.kv_events import EventBatch, KvEvent, encode_batch
 from engines.local.backend import Status
 from engines.local.frames import FrameReader, encode_frame
 from engines.local.model_process import event_header, status_header
@@ -35,6 +36,7 @@ from engines.local.wire import Event, delta_event, error_event, read_header, sta
 RECEIVE_BYTES = 1 << 18
 STATUS_EVERY_S = 0.5  # while it works; and once when it falls idle
 PR_SET_PDEATHSIG = 1
+KV_EVENTS_A_FRAME = 64  # each of up to 1024 blocks: a forgotten session may free a whole pool
 
 
 class Started(Protocol):
@@ -55,6 +57,7 @@ class Output(Protocol):
     stop: str | None
     usage: Usage | None
     error: str | None
+    scores: bytes
 
 
 class Core(Protocol):
@@ -68,6 +71,18 @@ class Core(Protocol):
     def sessions(self) -> Sequence[Any]: ...
     def stats(self) -> Any: ...
     def check(self) -> None: ...
+
+
+class Sessions(Protocol):
+    """What takes sessions down and up (suspension.Suspension)."""
+
+    @property
+    def erasing(self) -> bool: ...
+    def suspend(self, number: int, session: str, salt: str, to: str | None = None) -> None: ...
+    def resume(self, number: int, session: str, salt: str) -> None: ...
+    def save(self, number: int, session: str, salt: str) -> None: ...
+    def adopt(self, number: int, path: Path, session: str, salt: str) -> None: ...
+    def settled(self) -> Sequence[tuple[int, dict[str, Any] | Refusal]]: ...
 
 
 class RequestMaker(Protocol):
@@ -84,6 +99,12 @@ class RequestMaker(Protocol):
         priority: int,
         sampling: Sampling,
         shift: Shift | None,
+        generated: Generated | None,
+        pinned: bool,
+        min_bits: int,
+        system_tokens: int,
+        recent_from: int,
+        score_from: int | None,
     ) -> Any: ...
 
 
@@ -100,7 +121,11 @@ class ModelLoop:
         status: Callable[[Core, bool], Status],
         vocab: int,
         clock: Callable[[], float],
+        kv_events: Callable[[], tuple[KvEvent, ...]] | None = None,
+        suspension: Sessions | None = None,
     ) -> None:
+        self._kv_events, self._suspension = kv_events, suspension
+        self._forgotten: list[bytes] = []  # replies that wait until nothing of the session is in a file
         self._core, self._channel, self._reader = core, channel, reader
         self._make_request, self._status, self._vocab, self._clock = make_request, status, vocab, clock
         self._pool_ok = True
@@ -124,6 +149,8 @@ class ModelLoop:
                 checked = True
                 self._pool_ok = self._books_balance()
                 out += self._status_frame()
+            out += self._settled()
+            out += self._kv_frame()
             if out:
                 self._channel.sendall(out)
 
@@ -142,9 +169,18 @@ class ModelLoop:
                 self._core.abort(str(number))
                 return b""
             case "forget":
-                reply: Any = self._forget(header["session"], header["salt"])
+                freed = self._forget(header["session"], header["salt"])
+                self._forgotten.append(encode_frame({"k": "reply", "r": number}, orjson.dumps(freed)))
+                return b""
             case "sessions":
                 reply = [_kept(entry, self._clock()) for entry in self._core.sessions()]
+            case "suspend" | "resume" | "save" as kind if self._suspension is not None:
+                more = {"to": header["to"]} if "to" in header else {}
+                getattr(self._suspension, kind)(number, header["session"], header["salt"], **more)
+                return b""
+            case "adopt" if self._suspension is not None:
+                self._suspension.adopt(number, Path(header["path"]), header["session"], header["salt"])
+                return b""
             case kind:
                 raise AssertionError(f"the front asked for {kind!r}")
         return encode_frame({"k": "reply", "r": number}, orjson.dumps(reply))
@@ -160,12 +196,31 @@ class ModelLoop:
             priority=wire.priority,
             sampling=wire.sampling,
             shift=wire.shift,
+            generated=wire.generated,
+            pinned=wire.retention is not None,
+            min_bits=wire.min_bits,
+            system_tokens=wire.system_tokens,
+            recent_from=wire.recent_from,
+            score_from=wire.score_from,
         )
         try:
             self._core.submit(request)
         except EngineError as error:
             return encode_frame({"k": "refused", "r": number, "e": refusal(error).fields()})
         return encode_frame({"k": "accepted", "r": number})
+
+    def _settled(self) -> bytes:
+        """Replies to what takes longer than a step."""
+        suspension, out = self._suspension, bytearray()
+        if suspension is None or not suspension.erasing:
+            out += b"".join(self._forgotten)
+            self._forgotten.clear()
+        for number, answer in suspension.settled() if suspension is not None else ():
+            if isinstance(answer, Refusal):
+                out += encode_frame({"k": "failed", "r": number, "e": answer.fields()})
+            else:
+                out += encode_frame({"k": "reply", "r": number}, orjson.dumps(answer))
+        return bytes(out)
 
     def _forget(self, session: str, salt: str | None) -> int:
         salts = [salt] if salt is not None else [kept.salt for kept in self._core.sessions() if kept.session == session]
@@ -179,6 +234,15 @@ class ModelLoop:
             return False
         return True
 
+    def _kv_frame(self) -> bytes:
+        """What the pool stored and removed in this round; the front numbers it. Nothing where nobody asked for it."""
+        events = self._kv_events() if self._kv_events is not None else ()
+        frames = bytearray()
+        for at in range(0, len(events), KV_EVENTS_A_FRAME):
+            payload = encode_batch(EventBatch(0, 0.0, 0, events[at : at + KV_EVENTS_A_FRAME]))
+            frames += encode_frame({"k": "kv"}, payload)
+        return bytes(frames)
+
     def _status_frame(self) -> bytes:
         self._status_due_s = self._clock() + STATUS_EVERY_S
         return encode_frame(status_header(self._status(self._core, self._pool_ok)))
@@ -191,7 +255,9 @@ def _output_frames(output: Output) -> bytes:
         events.append(started_event(started.prompt_tokens, started.cached_tokens, started.queue_s))
     if output.error is not None:
         events.append(error_event(Refusal("engine_error", output.error)))
-    elif output.ids or output.text or output.finish is not None:
+    elif output.scores:
+        events.append(Event("scores", output.scores))
+    if output.error is None and (output.ids or output.text or output.finish is not None):
         events.append(
             delta_event(
                 output.ids, output.text, output.logprobs, finish=output.finish, stop=output.stop, usage=output.usage
@@ -241,6 +307,12 @@ class Loaded:
     block_size: int
     device: str
     dtype: str
+    kv_events: Callable[[], tuple[KvEvent, ...]] | None = None  # what the pool did since the last call
+    suspension: Sessions | None = None
+    eviction: str | None = None  # the policy of its cached blocks
+    kv_refused: dict[str, str] = field(default_factory=dict)  # KV codecs that the model does not bear, and why
+    no_native: str | None = None  # why the compiled decoder does not run; None: it does
+    attention: dict[str, object] = field(default_factory=dict)  # kernels.path.AttentionPath.report
     no_shift: str | None = None  # why K/V cannot be moved to another position; None: it can
 
 
@@ -257,8 +329,8 @@ def run(load: Callable[[Path, dict[str, Any]], Loaded]) -> None:
         if (command := read_load_command(channel, reader)) is None:
             return
         loaded = load(Path(command["folder"]), command["options"])
-        told = ("window", "vocab", "block_size", "device", "dtype", "no_shift")
-        info = {name: getattr(loaded, name) for name in told}
+        told = ("window", "vocab", "block_size", "device", "dtype", "no_shift", "no_native", "eviction")
+        info = {name: getattr(loaded, name) for name in (*told, "kv_refused", "attention")}
         channel.sendall(encode_frame({"k": "ready", "info": info | {"epoch": secrets.token_hex(8)}}))
         loop = ModelLoop(
             loaded.core,
@@ -268,6 +340,8 @@ def run(load: Callable[[Path, dict[str, Any]], Loaded]) -> None:
             status=loaded.status,
             vocab=loaded.vocab,
             clock=time.monotonic,
+            kv_events=loaded.kv_events,
+            suspension=loaded.suspension,
         )
         with suppress(BrokenPipeError, ConnectionResetError):  # the front has gone: so do we
             loop.run()

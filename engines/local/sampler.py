@@ -162,19 +162,32 @@ def _reaches(ranked: Tensor, min_p: float) -> bool:
     return bool(min_p and ranked[-1] >= min_p * ranked[0])
 
 
-@torch.inference_mode()  # the runner's logits were made in it, and are changed in place here
+class Board:
+    """The logits of a step, [rows, vocab] float32; rows are chosen from once each, and changed in place."""
+
+    @torch.inference_mode()  # the runner's logits were made in it
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+        best, ids = logits.max(-1) if len(logits) else (logits.new_empty(0), logits.new_empty(0, dtype=torch.int64))
+        self._finite, self._greedy = torch.isfinite(best).tolist(), ids.tolist()
+
+    def is_finite(self, row: int) -> bool:
+        return bool(self._finite[row])
+
+    @torch.inference_mode()
+    def choose(self, row: int, chooser: TokenChooser) -> Choice | Failed:
+        """A row that fails says why and harms no other."""
+        if not self._finite[row]:
+            return Failed("the model's logits are not finite")
+        if chooser.plain:
+            return Choice(self._greedy[row])
+        return _choose_row(chooser, self._logits[row])
+
+
 def choose(logits: Tensor, choosers: Seq[TokenChooser]) -> list[Choice | Failed]:
-    """One choice per row of `logits` [rows, vocab] float32. A row that fails says why and harms no other."""
-    best, ids = logits.max(-1)
-    finite, greedy = torch.isfinite(best).tolist(), ids.tolist()
-    return [
-        Failed("the model's logits are not finite")
-        if not finite[i]
-        else Choice(greedy[i])
-        if chooser.plain
-        else _choose_row(chooser, logits[i])
-        for i, chooser in enumerate(choosers)
-    ]
+    """One choice per row of `logits` [rows, vocab] float32."""
+    board = Board(logits)
+    return [board.choose(row, chooser) for row, chooser in enumerate(choosers)]
 
 
 def _choose_row(chooser: TokenChooser, logits: Tensor) -> Choice | Failed:

@@ -12,27 +12,47 @@ One plan:
     1. decode     one token of each running sequence whose prompt is in; preempts the last in line if pages run out
     2. prefill    chunks of running prompts, in order, into what is left
     3. admission  waiting sequences that fit, in order; one whose next block is being computed by another of this step's
-                  kind waits for it, and one that finds blocks which others wrote meanwhile takes them over
+                  kind waits for it, and one that finds blocks which others wrote meanwhile takes them over; one whose
+                  blocks a disk is bringing waits for them
+    4. drafts     tokens guessed behind the last one of those that decode, where it pays and pages are left
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engines.local.config import EngineConfig
-from engines.local.kv.cache import KVCache, Match
+from engines.local.kv.cache import KVCache
+from engines.local.kv.lookup import Match
 from engines.local.kv.session_cache import KeptBlocks
 from engines.local.sequence import Sequence
+from engines.local.speculate import MOST_DRAFTED, draft_length
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`count` tokens of `seq` from `seq.written` on; `samples`: the last of them is the sequence's last."""
+    """`count` tokens of `seq` from `seq.written` on; `samples`: the last of them is the sequence's last.
+
+    A `draft` follows the sequence's last token: ids that may come next, run to see whether they do.
+    """
 
     seq: Sequence
-    count: int
+    count: int  # of the draft too
     samples: bool
+    draft: array[int] = field(default_factory=lambda: array("I"))
+
+    @property
+    def ids(self) -> array[int]:
+        start = self.seq.written
+        return self.seq.tokens[start : start + self.count - len(self.draft)] + self.draft
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens after which one is chosen."""
+        return 1 + len(self.draft) if self.samples else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +65,7 @@ class Plan:
 class Scheduler:
     cache: KVCache
     config: EngineConfig
+    guess: Callable[[array[int], int], array[int]] | None = None  # a path's ids, most tokens -> those that may follow
     waiting: list[Sequence] = field(default_factory=list)  # in order
     running: list[Sequence] = field(default_factory=list)  # in order
     preemptions: int = 0
@@ -73,8 +94,11 @@ class Scheduler:
                 self.cache.catch_up(seq)
                 budget -= self._chunk(seq, budget, rows, computing)
         admitted = self._admit(background, min(limit, self.config.max_running), budget, rows, computing)
-        assert rows or not (self.running or self.waiting), "work is waiting and nothing can run"
-        return Plan(tuple(sorted(rows, key=lambda row: row.count > 1)), tuple(admitted))
+        held = any(self.cache.coming(seq) for seq in self.waiting)
+        assert rows or held or not (self.running or self.waiting), "work is waiting and nothing can run"
+        if self.guess is not None:
+            rows = self._drafted(rows, limit - sum(row.count for row in rows), self.guess)
+        return Plan(tuple(sorted(rows, key=_kind)), tuple(admitted))
 
     def _crew(self, background: bool) -> list[Sequence]:
         """The running sequences of one kind, in order."""
@@ -89,6 +113,23 @@ class Scheduler:
                     break
                 self.preempt(self.running[-1])
         return [row for row in rows if row.seq in self.running]
+
+    def _drafted(self, rows: list[Row], most: int, guess: Callable[[array[int], int], array[int]]) -> list[Row]:
+        """`rows` with drafts of at most `most` tokens together. Takes no page from anybody who runs."""
+        decoding = [row for row in rows if row.count == 1 and row.seq.num_output]
+        room = min(most, MOST_DRAFTED - len(decoding))
+        drafted: dict[int, Row] = {}
+        for row in decoding:
+            seq = row.seq
+            left = seq.sampling.max_tokens - seq.num_output - 1  # the last token needs no guess
+            length = min(draft_length(seq.acceptance.rate, len(decoding)), room, left)
+            draft = guess(seq.tokens, length)
+            if draft and self.cache.grow(seq, len(seq.tokens) + len(draft)):
+                drafted[id(row)] = Row(seq, 1 + len(draft), samples=True, draft=draft)
+                room -= len(draft)
+            else:
+                seq.acceptance.rest()
+        return [drafted.get(id(row), row) for row in rows]
 
     def _chunk(self, seq: Sequence, budget: int, rows: list[Row], computing: set[tuple[int, bytes]]) -> int:
         assert seq.node is not None
@@ -110,7 +151,11 @@ class Scheduler:
             crew = self._crew(background)
             if len(crew) >= most and not self._yields_to(seq, rows, crew):
                 break
+            if self.cache.coming(seq):
+                continue
             match = self.cache.match(seq)
+            if self.cache.comes(seq, match):
+                continue  # it would compute what a disk is bringing
             key = self.cache.next_key(seq, match.node, len(match.pages))
             if self.config.prefix_reuse and key in computing:
                 self._remember(seq, match)
@@ -155,6 +200,11 @@ class Scheduler:
         seq.hint_len, seq.preempted = hint_len, True
         self.preemptions += 1
         insort(self.waiting, seq, key=_order)
+
+
+def _kind(row: Row) -> int:
+    """Decode rows, then those with drafts, then chunks of prompts."""
+    return (row.count > 1) + (row.count > 1 + len(row.draft))
 
 
 def _order(seq: Sequence) -> tuple[int, int]:

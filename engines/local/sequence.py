@@ -5,6 +5,8 @@ tokens   | reused | prefilled | decoded        | last |
 table    page of every block touched so far
 uids     names of the full blocks that are published in the prefix index
 
+The ids of an answer that began elsewhere are output from the start: they lie beyond prompt_len, and are prefilled.
+
 With a KV shift, K/V further on is there before what lies in between: `written` jumps over it when it gets there.
 
 tokens   | reused | prefilled |  copied ahead  | prefilled, decoded |
@@ -16,10 +18,12 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from engines.contract import Base, Sampling, Shift
+from engines.contract import Base, Generated, Sampling, Shift
 from engines.local.kv.prefix import Node
 from engines.local.kv.session_cache import KeptBlocks
 from engines.local.kv.shift import Moved
+from engines.local.kv.tiers.disk import Fetch
+from engines.local.speculate import Acceptance
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,12 @@ class CoreRequest:
     priority: int
     sampling: Sampling
     shift: Shift | None = None
+    generated: Generated | None = None  # its ids are the end of `delta`
+    pinned: bool = False  # the full blocks of its system prompt (else of its prompt) are kept before others
+    min_bits: int = 0  # the fewest bits that reused K/V may have, or have been made from; 0: any
+    system_tokens: int = 0  # of the prompt's beginning, which keep all their bits
+    recent_from: int = 0  # from here on are the last turns, which keep all their bits; 0: the session's marks say
+    score_from: int | None = None  # tell the log-probabilities after each prompt token from this one on
 
 
 @dataclass(slots=True, eq=False)
@@ -55,12 +65,22 @@ class Sequence:
     uids: array[int] = field(default_factory=lambda: array("q"))
     node: Node | None = None  # of the last published block, or the root; held while the sequence runs
     written: int = 0
+    host_tokens: int = 0  # of the cached ones, that came up from host memory
+    disk_tokens: int = 0  # and from a disk
+    fetch: Fetch | None = None  # what a disk was asked to bring for it
     cached_tokens: int | None = None  # reused at the first admission; None: not admitted yet
     preempted: bool = False  # `hint` is its own
     moved: Moved | None = None  # what may be copied from another position of the session's former path
     ahead_start: int = 0
     ahead_stop: int = 0  # 0: nothing was copied ahead
     shifted_tokens: int = 0  # the most that ever was
+    pinned: bool = False  # the full blocks of its system prompt (else of its prompt) are kept before others
+    min_bits: int = 0  # K/V of fewer is not reused for it
+    system_tokens: int = 0
+    recent_from: int = 0
+    score_from: int | None = None
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of tokens guessed for it
+    lineage: int = 16  # the fewest bits among the blocks that what it computes now is made from
 
     @property
     def background(self) -> bool:
@@ -71,6 +91,18 @@ class Sequence:
     def order(self) -> tuple[int, int]:
         """Who runs first: priority, then arrival."""
         return (self.priority, self.arrival)
+
+    @property
+    def reusable(self) -> int:
+        """Tokens whose K/V may be reused: the last is run for its logits, and so are those that are scored."""
+        last = len(self.tokens) - 1
+        return last if self.score_from is None else min(last, self.score_from)
+
+    def scored(self, count: int) -> range:
+        """Positions among the next `count` whose log-probabilities are asked for."""
+        if self.score_from is None:
+            return range(0)
+        return range(max(self.written, self.score_from), min(self.written + count, self.prompt_len))
 
     @property
     def remaining(self) -> int:

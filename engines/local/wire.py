@@ -10,17 +10,24 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from engines.contract import Base, RequestRefused, Sampling, Shift, TokenLogprob, Usage
+from engines.contract import Base, Generated, RequestRefused, Sampling, Shift, TokenLogprob, Usage
 from engines.local import checks
 from engines.local.refusal import Refusal
 
 CONTENT_TYPE = "application/vnd.turnkeep.generate"
-HEADER_FIELDS = frozenset({"request_id", "model", "session", "base", "shift", "cache_salt", "priority", "sampling"})
+HEADER_FIELDS = frozenset(
+    {"request_id", "model", "session", "base", "shift", "generated", "cache_salt", "priority", "retention", "sampling"}
+    | {"min_bits", "system_tokens", "recent_from", "score_from"}
+)
+SYSTEM = "system"  # retention of a system prompt: its blocks are kept before others, within the pool's quota
 SHIFT_COUNTS = ("source_start", "dest_start", "length", "recompute")
 MAX_HEADER_BYTES = 256 * 1024
 REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_PRIORITY = 1 << 20
+MAX_CHARS = 1 << 26
+MAX_BITS = 16
+ID_BYTES = 4
 LENGTH = struct.Struct("<I")
 
 
@@ -37,10 +44,23 @@ class WireRequest:
     salt: str = ""
     priority: int = 0
     shift: Shift | None = None
+    generated: Generated | None = None
+    retention: str | None = None  # None, or SYSTEM
+    min_bits: int = 0
+    system_tokens: int = 0
+    recent_from: int = 0
+    score_from: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Without what is generated already."""
+        before = self.base.length if self.base is not None else 0
+        return before + len(self.delta) // ID_BYTES - (self.generated.ids if self.generated is not None else 0)
 
 
 class Event(NamedTuple):
-    """One `data:` line: `kind` is started, delta, last or error; `data` its JSON; `usage` that of the last."""
+    """One `data:` line: `kind` is started, delta, last or error; `data` its JSON; `usage` that of the last. Before it
+    a request that scores has one of kind scores, whose `data` is no JSON but the log-probabilities."""
 
     kind: str
     data: bytes
@@ -64,7 +84,8 @@ def read_header(header: Mapping[str, Any], delta: bytes, vocab: int) -> WireRequ
     sampling = checks.mapping(header, "sampling") or {}
     checks.unknown(sampling, checks.SAMPLING_FIELDS, "sampling.")
     base = _base(header, "base")
-    if not delta and base is None:
+    generated = _generated(header, len(delta) // ID_BYTES)
+    if base is None and len(delta) // ID_BYTES == (generated.ids if generated is not None else 0):
         raise checks.refuse("delta", "an empty prompt")
     return WireRequest(
         request_id=_required(header, "request_id", REQUEST_ID),
@@ -76,7 +97,20 @@ def read_header(header: Mapping[str, Any], delta: bytes, vocab: int) -> WireRequ
         salt=checks.text(header, "cache_salt", checks.SALT, ""),
         priority=checks.whole(header, "priority", -MAX_PRIORITY, MAX_PRIORITY, 0),
         shift=_shift(header),
+        generated=generated,
+        retention=_retention(header),
+        min_bits=checks.whole(header, "min_bits", 0, MAX_BITS, 0),
+        system_tokens=checks.whole(header, "system_tokens", 0, checks.MAX_TOKENS, 0),
+        recent_from=checks.whole(header, "recent_from", 0, checks.MAX_TOKENS, 0),
+        score_from=checks.whole(header, "score_from", 0, checks.MAX_TOKENS, None),
     )
+
+
+def _retention(header: Mapping[str, Any]) -> str | None:
+    value = header.get("retention")
+    if value not in (None, SYSTEM):
+        raise checks.refuse("retention", f"must be {SYSTEM!r}")
+    return SYSTEM if value else None
 
 
 def _required(header: Mapping[str, Any], name: str, pattern: re.Pattern[str]) -> str:
@@ -96,6 +130,18 @@ def _base(fields: Mapping[str, Any], name: str) -> Base | None:
     if length is None or digest is None:
         raise checks.refuse(name, "needs length and digest")
     return Base(length, bytes.fromhex(digest))
+
+
+def _generated(header: Mapping[str, Any], delta_ids: int) -> Generated | None:
+    value = checks.mapping(header, "generated")
+    if value is None:
+        return None
+    checks.unknown(value, {"ids", "chars"}, "generated.")
+    ids = checks.whole(value, "ids", 1, delta_ids, None)
+    chars = checks.whole(value, "chars", 0, MAX_CHARS, None)
+    if ids is None or chars is None:
+        raise checks.refuse("generated", "needs ids and chars")
+    return Generated(ids, chars)
 
 
 def _shift(header: Mapping[str, Any]) -> Shift | None:
@@ -121,10 +167,22 @@ def header_of(request: WireRequest) -> dict[str, Any]:
     if (shift := request.shift) is not None:
         counts = {name: getattr(shift, name) for name in SHIFT_COUNTS}
         header["shift"] = {"base": _base_fields(shift.base), **counts}
+    if request.generated is not None:
+        header["generated"] = {"ids": request.generated.ids, "chars": request.generated.chars}
     if request.salt:
         header["cache_salt"] = request.salt
     if request.priority:
         header["priority"] = request.priority
+    if request.retention is not None:
+        header["retention"] = request.retention
+    if request.min_bits:
+        header["min_bits"] = request.min_bits
+    if request.system_tokens:
+        header["system_tokens"] = request.system_tokens
+    if request.recent_from:
+        header["recent_from"] = request.recent_from
+    if request.score_from is not None:
+        header["score_from"] = request.score_from
     return header
 
 
@@ -185,6 +243,11 @@ def delta_event(
         }
         if usage.approximate:
             fields["usage"] |= {"approximate": True, "shifted_tokens": usage.shifted_tokens}
+        for name in ("host_tokens", "disk_tokens"):
+            if tokens := getattr(usage, name):
+                fields["usage"][name] = tokens
+        if usage.prefix_bits is not None:
+            fields["usage"]["prefix_bits"] = usage.prefix_bits
     return Event("last", orjson.dumps(fields), usage)
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import orjson
 
-from engines.contract import Delta, EngineBroken, EngineError, EngineLost, EngineUnreachable, GenerateRequest
+from engines.contract import Delta, EngineBroken, EngineError, EngineLost, EngineUnreachable
 from engines.remote.chunks import ChunkReader
 from engines.remote.http import JSON, ByteStream, Upstream
 from engines.remote.refusal import complaint_of, engine_error, read_complaint
+from engines.remote.replies import STUMBLES
 from engines.remote.sse import EventTooLarge, SseParser
 
 TAIL_S = 5.0  # after the finish reason only the usage is missing: not worth a whole idle timeout
@@ -33,15 +34,20 @@ class AnswerStream:
 
     @classmethod
     async def open(
-        cls, upstream: Upstream, path: str, body: bytes, request: GenerateRequest, *, content_type: str = JSON
+        cls,
+        upstream: Upstream,
+        path: str,
+        body: bytes,
+        *,
+        request_id: str,
+        patient: bool = False,
+        content_type: str = JSON,
     ) -> AnswerStream:
         """Raises EngineError, also for an answer that is an error (any status) or is no event stream.
 
-        Background work may pause for long; `request` says whether this is some.
+        `patient`: background work, which may pause for long.
         """
-        stream = await upstream.open(
-            path, body, content_type=content_type, request_id=request.request_id, patient=request.priority > 0
-        )
+        stream = await upstream.open(path, body, content_type=content_type, request_id=request_id, patient=patient)
         if stream.status == 200 and stream.content_type == "text/event-stream":
             return cls(stream)
         try:
@@ -74,6 +80,10 @@ class AnswerStream:
                 break
             events.append(self._parse(data))
         return events
+
+    @property
+    def has_begun(self) -> bool:
+        return self._begun
 
     def begun(self) -> None:
         """A delta goes out: from here on a break is EngineLost and each wait has the idle limit."""
@@ -143,7 +153,7 @@ async def chunk_deltas(stream: AnswerStream) -> AsyncGenerator[Delta, None]:
         if (last := reader.take_last(ended=True)) is None:
             raise stream.lost("the answer ended without a finish reason")
         yield last
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except STUMBLES as error:
         raise stream.broken(f"a chunk is not of the protocol: {error!r}") from error
     finally:
         await stream.close()

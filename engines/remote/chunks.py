@@ -14,8 +14,10 @@ from typing import Any
 import orjson
 
 from engines.contract import Delta, FinishReason, TokenLogprob, ToolCallDelta, Usage
+from engines.remote.replies import natural, text_of, token_ids, usage_of
 
 NO_ID = -1  # id of a token that the server names only by its text
+MAX_CALLS = 1024  # tool calls of one answer
 _FINISH: Mapping[str, FinishReason] = {
     "stop": "stop",
     "eos": "stop",  # servers before they copied OpenAI
@@ -49,6 +51,9 @@ class ChunkReader:
         choice = choices[0]
         delta = choice.get("delta")
         delta = _completion_delta(choice) if delta is None else _chat_delta(choice, delta)
+        if self._last is not None:  # what some say after the end, and some say the end twice
+            self._last = _joined(self._last, delta)
+            return None
         if (reason := choice.get("finish_reason")) is None:
             return delta if _says_something(delta) else None
         if reason not in _FINISH:
@@ -71,28 +76,37 @@ class ChunkReader:
         )  # fmt: skip
 
 
+def _joined(last: Delta, more: Delta) -> Delta:
+    """The end of an answer with what came behind it."""
+    return Delta(
+        last.text + more.text, last.ids + more.ids, last.reasoning + more.reasoning, last.tool_calls + more.tool_calls,
+        last.logprobs + more.logprobs, finish=last.finish, stop=last.stop,
+    )  # fmt: skip
+
+
 def _says_something(delta: Delta) -> bool:
     return bool(delta.text or delta.ids or delta.reasoning or delta.tool_calls or delta.logprobs)
 
 
 def _completion_delta(choice: Mapping[str, Any]) -> Delta:
-    ids = tuple(choice.get("token_ids") or ())
+    ids = token_ids(choice.get("token_ids"))
     logprobs = choice.get("logprobs")
-    return Delta(choice.get("text") or "", ids, logprobs=_completion_logprobs(logprobs, ids) if logprobs else ())
+    return Delta(text_of(choice.get("text")), ids, logprobs=_completion_logprobs(logprobs, ids) if logprobs else ())
 
 
 def _chat_delta(choice: Mapping[str, Any], delta: Mapping[str, Any]) -> Delta:
-    ids = tuple(choice.get("token_ids") or ())
+    ids = token_ids(choice.get("token_ids"))
     content = delta.get("content")
     reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
-    text = content if isinstance(content, str) else ""
     if isinstance(content, list):
         text, thought = _parts(content)
         reasoning = reasoning or thought
+    else:
+        text = text_of(content)
     calls = delta.get("tool_calls")
     logprobs = choice.get("logprobs")
     return Delta(
-        text or delta.get("refusal") or "",
+        text or text_of(delta.get("refusal")),
         ids,
         reasoning if isinstance(reasoning, str) else "",
         tuple(_tool_call(place, call) for place, call in enumerate(calls)) if calls else (),
@@ -116,21 +130,19 @@ def _tool_call(place: int, call: Mapping[str, Any]) -> ToolCallDelta:
     arguments = function.get("arguments")
     if not isinstance(arguments, str):  # some servers send the object itself, whole
         arguments = "" if arguments is None else orjson.dumps(arguments).decode()
-    index = call.get("index")
-    return ToolCallDelta(
-        place if index is None else int(index), call.get("id") or None, function.get("name") or None, arguments
-    )
+    index = natural(place if call.get("index") is None else call["index"])
+    if index is None or index >= MAX_CALLS:
+        raise ValueError(f"a tool call of number {str(call['index'])[:40]}")
+    return ToolCallDelta(index, text_of(call.get("id")) or None, text_of(function.get("name")) or None, arguments)
 
 
-def read_usage(usage: Mapping[str, Any]) -> Usage:
-    """Usage of OpenAI's shape; `cached_tokens` None where the server does not say."""
-    details = usage.get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens")
-    return Usage(
-        int(usage.get("prompt_tokens") or 0),
-        int(usage.get("completion_tokens") or 0),
-        None if cached is None else int(cached),
-    )
+def read_usage(usage: Any) -> Usage | None:
+    """Usage of OpenAI's shape; `cached_tokens` None where the server does not say. None: it is none."""
+    if not isinstance(usage, Mapping):
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+    return usage_of(usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0, cached)
 
 
 def _chat_logprobs(content: Iterable[Mapping[str, Any]], ids: Sequence[int]) -> tuple[TokenLogprob, ...]:

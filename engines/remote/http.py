@@ -20,21 +20,28 @@ Knows no SSE and no engine's protocol.
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import math
+import socket
 import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
 import aiohttp
+import aiohttp.abc
 
 from engines.contract import EngineBroken, EngineTimeout, EngineUnreachable
 
+RefuseAddress = Callable[[str], str | None]  # IP address -> why not; None: it may be connected to
 JSON = "application/json"
 KEEPALIVE_S = 4.0  # below the 5 s of uvicorn's default, so that the pool drops an idle connection before the server
 RETRY_WITHIN_S = 0.5  # a pooled connection that the server had already closed fails at once
 PIECE_BYTES = 1 << 18
+MAX_RETRY_AFTER_S = 86_400.0
 DRAIN_S = 0.1  # wait for the end of a finished response, so that its connection can be used again
 
 
@@ -71,7 +78,9 @@ class Upstream:
         timeouts: Timeouts | None = None,
         max_connections: int = 1024,
         max_body_bytes: int = 64 << 20,
+        refuse_address: RefuseAddress | None = None,
     ) -> None:
+        """`refuse_address`: why not to connect to an IP address; asked of each that the host resolves to."""
         self.url = check_url(url)
         self.name = name or urlsplit(self.url).netloc
         self.timeouts = timeouts or Timeouts()
@@ -80,6 +89,7 @@ class Upstream:
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "turnkeep"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
+        self._resolver = None if refuse_address is None else _Guarded(refuse_address)
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -91,8 +101,22 @@ class Upstream:
     async def get(self, path: str, *, timeout_s: float | None = None) -> Reply:
         return await self._whole("GET", path, None, JSON, timeout_s)
 
-    async def post(self, path: str, body: bytes, *, content_type: str = JSON, timeout_s: float | None = None) -> Reply:
-        return await self._whole("POST", path, body, content_type, timeout_s)
+    async def post(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        content_type: str = JSON,
+        timeout_s: float | None = None,
+        request_id: str = "",
+    ) -> Reply:
+        return await self._whole("POST", path, body, content_type, timeout_s, request_id)
+
+    async def put(
+        self, path: str, pieces: AsyncIterator[bytes], *, content_type: str, timeout_s: float | None = None
+    ) -> Reply:
+        """A body of unknown length, piece by piece; sent once, whatever happens."""
+        return await self._whole("PUT", path, pieces, content_type, timeout_s or self.timeouts.total_s)
 
     async def delete(self, path: str, *, timeout_s: float | None = None) -> Reply:
         return await self._whole("DELETE", path, None, JSON, timeout_s)
@@ -109,6 +133,12 @@ class Upstream:
         stages = _Stages(*waits, limits.total_s)
         return await self._send("POST", path, body, content_type, "text/event-stream", stages, request_id)
 
+    async def open_get(self, path: str, *, accept: str) -> ByteStream:
+        """GET and return once the response's headers are in. The caller closes the stream."""
+        limits = self.timeouts
+        stages = _Stages(limits.probe_s, limits.idle_s, limits.total_s)
+        return await self._send("GET", path, None, JSON, accept, stages)
+
     async def aclose(self) -> None:
         self._closed = True
         if self._session is not None:
@@ -116,10 +146,16 @@ class Upstream:
             self._session = None
 
     async def _whole(
-        self, method: str, path: str, body: bytes | None, content_type: str, timeout_s: float | None
+        self,
+        method: str,
+        path: str,
+        body: bytes | AsyncIterator[bytes] | None,
+        content_type: str,
+        timeout_s: float | None,
+        request_id: str = "",
     ) -> Reply:
         limit = timeout_s or self.timeouts.probe_s
-        stream = await self._send(method, path, body, content_type, JSON, _Stages(limit, limit, limit))
+        stream = await self._send(method, path, body, content_type, JSON, _Stages(limit, limit, limit), request_id)
         try:
             return Reply(stream.status, stream.content_type, await stream.read_all(), stream.retry_after_s)
         finally:
@@ -129,7 +165,7 @@ class Upstream:
         self,
         method: str,
         path: str,
-        body: bytes | None,
+        body: bytes | AsyncIterator[bytes] | None,
         content_type: str,
         accept: str,
         stages: _Stages,
@@ -141,7 +177,7 @@ class Upstream:
         if request_id:
             headers["X-Request-Id"] = request_id
         started = asyncio.get_running_loop().time()
-        again = True
+        again = body is None or isinstance(body, bytes)
         while True:
             try:
                 async with asyncio.timeout_at(started + min(stages.first_delta_s, stages.total_s)):
@@ -175,7 +211,9 @@ class Upstream:
         if self._session is None:
             connect = self.timeouts.connect_s
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=KEEPALIVE_S),
+                connector=aiohttp.TCPConnector(
+                    limit=self._max_connections, keepalive_timeout=KEEPALIVE_S, resolver=self._resolver
+                ),
                 timeout=aiohttp.ClientTimeout(total=None, connect=connect, sock_connect=connect),
                 headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -193,6 +231,26 @@ class Upstream:
 
     def _unreachable(self, error: Exception) -> EngineUnreachable:
         return EngineUnreachable(f"{self.name} cannot be reached: {_first_line(error)}", replica=self.name)
+
+
+class _Guarded(aiohttp.abc.AbstractResolver):
+    """Resolves as ever, and refuses what it is told to refuse: a name may lead elsewhere at any time."""
+
+    def __init__(self, refuse: RefuseAddress) -> None:
+        self._refuse = refuse
+        self._inner = aiohttp.ThreadedResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[aiohttp.abc.ResolveResult]:
+        found = await self._inner.resolve(host, port, family)
+        for entry in found:
+            if (why := self._refuse(entry["host"])) is not None:
+                raise OSError(errno.EACCES, f"it leads to a place where no replica may be: {why}")
+        return found
+
+    async def close(self) -> None:
+        await self._inner.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,22 +379,23 @@ def check_url(url: str) -> str:
 
 
 def parse_retry_after(value: str | None, now: float) -> float | None:
-    """Seconds to wait, from a Retry-After header (RFC 9110 10.2.3: seconds or a date); None if it says neither."""
+    """Seconds to wait, a day at most, from a Retry-After header (RFC 9110 10.2.3: seconds or a date); None if it says
+    neither."""
     if not value:
         return None
     try:
-        return max(0.0, float(value))
+        wait_s = float(value)
     except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
-    except (TypeError, ValueError):
-        return None
+        try:
+            wait_s = parsedate_to_datetime(value).timestamp() - now
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return None if math.isnan(wait_s) else min(max(0.0, wait_s), MAX_RETRY_AFTER_S)
 
 
-def _in_pieces(body: bytes | None) -> bytes | io.BytesIO | None:
+def _in_pieces(body: bytes | AsyncIterator[bytes] | None) -> bytes | io.BytesIO | AsyncIterator[bytes] | None:
     """A large body as a file, which is written piece by piece and does not hold up the loop."""
-    return body if body is None or len(body) <= PIECE_BYTES else io.BytesIO(body)
+    return io.BytesIO(body) if isinstance(body, bytes) and len(body) > PIECE_BYTES else body
 
 
 def _first_line(error: BaseException) -> str:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engines.contract import EngineLoad
+from engines.remote.replies import MAX_COUNT
 
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
+
+MAX_DIGITS = 15  # of a label's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,12 @@ class Metrics:
                 continue
             name, labels, value = match.groups()
             try:
-                self._values.setdefault(name, []).append(float(value))
+                number = float(value)
             except ValueError:
                 continue
+            if not 0 <= number <= MAX_COUNT:  # NaN of a mean over nothing, too
+                continue
+            self._values.setdefault(name, []).append(number)
             if labels:
                 self._labels.setdefault(name, dict(_LABEL.findall(labels)))
 
@@ -62,9 +68,12 @@ class Metrics:
         found = next((self._values[name] for name in names if name in self._values), None)
         return sum(found) / len(found) if found else None
 
+    def text(self, name: str, label: str) -> str:
+        return self._labels.get(name, {}).get(label, "")
+
     def label(self, name: str, label: str) -> int | None:
-        value = self._labels.get(name, {}).get(label, "")
-        return int(value) if value.isdigit() else None
+        value = self.text(name, label)
+        return int(value) if value.isdecimal() and len(value) <= MAX_DIGITS else None
 
     def load(self, names: Names) -> EngineLoad:
         total, ratio = self.label(names.config, "num_gpu_blocks"), self.mean(names.used_ratio)

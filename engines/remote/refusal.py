@@ -28,6 +28,7 @@ from engines.contract import (
 
 _NOT_SERVING = frozenset({"loading", "engine_dead"})  # our own engine's words, with 503
 MAX_MESSAGE = 500  # characters of a replica's message that are passed on
+MAX_READ = 4 * MAX_MESSAGE  # that are looked at: a server may send megabytes, and patterns take their time
 
 _OVERFLOW_CODES = frozenset(
     {"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded", "prompt_too_long"}
@@ -36,7 +37,8 @@ _OVERFLOW_CODES = frozenset(
 _NUMBERS = tuple(
     re.compile(pattern.replace("#", r"\d[\d,]*"), re.IGNORECASE | re.DOTALL)
     for pattern in (
-        # vLLM, when max_tokens alone is too much
+        # vLLM, when max_tokens alone is too much, of 0.32 and before
+        r"max_tokens=(?P<requested>#) cannot be greater than max_model_len=(?P<limit>#)",
         r"too large: (?P<a>#).*?maximum context length is (?P<limit>#).*?has (?P<b>#) input tokens",
         # vLLM: "... for a total of at least N tokens"; SGLang: "You requested a total of N tokens"
         r"maximum context length (?:is|of) (?P<limit>#).*?total of (?:at least )?(?P<requested>#)",
@@ -66,12 +68,14 @@ _RATE = re.compile(r"limit:? (?P<limit>\d[\d,]*).*?requested:? (?P<requested>\d[
 _OVERFLOW_TEXT = re.compile(
     r"maximum context length|max(?:imum)? (?:allowed )?input length|context (?:length|window|size|limit)"
     r"|(?:prompt|input)(?: is)? too long|too many input tokens|input token count"
-    r"|exceeds? (?:the )?max_(?:model|seq)_len"
+    r"|(?:exceeds?|greater than) (?:the )?max_(?:model|seq)_len"
     r"|reduce the length of the (?:messages|prompt)|must be <= \d+\. given: \d+ `inputs` tokens"
     r"|number of tokens to keep from the initial prompt",
     re.IGNORECASE,
 )
 _THROTTLE_TEXT = re.compile(r"rate limit|too many requests|throttl|quota|concurren|please wait", re.IGNORECASE)
+MAX_DIGITS = 15  # of a number of tokens
+_LOADING_TEXT = re.compile(r"loading model", re.IGNORECASE)  # llama.cpp's whole message, with 503
 _MODEL_TEXT = re.compile(r"\bmodel\b", re.IGNORECASE)
 
 
@@ -93,7 +97,7 @@ def read_complaint(body: bytes) -> Complaint:
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return Complaint(body[: 4 * MAX_MESSAGE].decode("utf-8", "replace").strip())
+        return Complaint(body[:MAX_READ].decode("utf-8", "replace").strip())
     return complaint_of(parsed)
 
 
@@ -101,16 +105,16 @@ def complaint_of(parsed: Any) -> Complaint:
     """As `read_complaint`, from parsed JSON: an error may also be an event of a stream."""
     inner = parsed.get("error", parsed) if isinstance(parsed, Mapping) else parsed
     if not isinstance(inner, Mapping):
-        return Complaint(str(inner))
+        return Complaint(str(inner)[:MAX_READ])
     message = inner.get("message") or inner.get("detail") or inner.get("error_description") or ""
     code = inner.get("code")
     status = code if isinstance(code, int) and not isinstance(code, bool) else None
     if status is None and isinstance(code, str) and code.isdigit() and len(code) == 3:
         status = int(code)
     return Complaint(
-        message=message if isinstance(message, str) else orjson.dumps(message).decode(),
+        message=(message if isinstance(message, str) else orjson.dumps(message).decode())[:MAX_READ],
         code=code if isinstance(code, str) and status is None else "",
-        type=str(inner.get("type") or ""),
+        type=str(inner.get("type") or "")[:MAX_READ],
         param=inner["param"] if isinstance(inner.get("param"), str) else None,
         limit=_count(inner.get("limit", inner.get("n_ctx"))),
         requested=_count(inner.get("requested", inner.get("n_prompt_tokens"))),
@@ -128,11 +132,11 @@ def engine_error(status: int, complaint: Complaint, *, replica: str, retry_after
         return ContextOverflow(message, limit=overflow[0], requested=overflow[1], replica=replica)
     if complaint.code == "unknown_base":
         return UnknownBase(message, replica=replica)
-    if complaint.code in _NOT_SERVING:
+    if complaint.code in _NOT_SERVING or _LOADING_TEXT.match(complaint.message):
         return EngineUnreachable(message, replica=replica)
     if status in (429, 503) or complaint.code == "overloaded":
-        return EngineOverloaded(message, retry_after_s=retry_after_s, replica=replica)
-    if complaint.code == "unsupported_parameter":
+        return EngineOverloaded(message, retry_after_s=retry_after_s, limited=status == 429, replica=replica)
+    if complaint.code == "unsupported_parameter" or status == 501:
         return Unsupported(message, param=complaint.param or "", replica=replica)
     if complaint.code == "model_not_found" or (status == 404 and _MODEL_TEXT.search(complaint.message)):
         return RequestRefused(message, code="model_not_found", param="model", replica=replica)
@@ -181,10 +185,7 @@ def read_numbers(text: str) -> tuple[int | None, int | None]:
 
 
 def _count(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, str) and value.replace(",", "").isdigit():
-        return int(value.replace(",", ""))
-    return None
+    """A number of tokens; None for what is none."""
+    if isinstance(value, str) and (digits := value.replace(",", "")).isdecimal() and len(digits) <= MAX_DIGITS:
+        value = int(digits)
+    return value if type(value) is int and 0 < value < 10**MAX_DIGITS else None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import fields
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import orjson
 
 from engines.contract import (
@@ -21,43 +22,49 @@ from engines.contract import (
     TokenLogprob,
     UnknownBase,
     Unsupported,
-    Usage,
 )
-from engines.local.wire import CONTENT_TYPE, WireRequest, encode_generate
+from engines.kv_events import FeedItem
+from engines.local.wire import CONTENT_TYPE, SYSTEM, WireRequest, encode_generate
+from engines.remote import turnkeep_sessions
 from engines.remote.answer import AnswerStream
+from engines.remote.forward import forward, forward_stream
 from engines.remote.http import Upstream
-from engines.remote.replies import check, json_of
+from engines.remote.kv_feed import FeedAddress, feed
+from engines.remote.replies import STUMBLES, check, json_of, natural, share, spoken, text_of, token_ids, usage_of
+from engines.remote.turnkeep_kv import read_snapshot, turnkeep_feed
 
+FORGET_S = 60.0  # it answers when nothing of the session is in a file, and a file may just be written
 _FINISH = frozenset({"stop", "length", "cancelled"})
-_SETS = frozenset({"grammars", "sampling"})
-_TUPLES = frozenset({"models", "unseen"})
 
 
 class TurnkeepEngine:
     """One replica of our own engine. Owns `upstream` and closes it."""
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, *, kv: FeedAddress | None = None) -> None:
         self._upstream = upstream
-        self._takes_shift = False  # until its capabilities say so: an older replica refuses the field
+        self._kv = kv
+        self._kv_events = True  # until its capabilities say otherwise
+        self._takes_shift = self._takes_bits = self._retains = False  # until its capabilities say so: an older replica
+        # refuses the fields
 
     @property
     def name(self) -> str:
         return self._upstream.name
 
+    @spoken
     async def capabilities(self) -> Capabilities:
         found = json_of(await self._upstream.get("/turnkeep/v1/capabilities"), self.name)
-        known: dict[str, Any] = {}
-        for field in fields(Capabilities):
-            if (value := found.get(field.name)) is None:
-                continue
-            known[field.name] = (
-                frozenset(value) if field.name in _SETS else tuple(value) if field.name in _TUPLES else value
-            )
+        known = {field.name: told for field in fields(Capabilities) if (told := found.get(field.name)) is not None}
         try:
-            capabilities = Capabilities(**{**known, "kind": "turnkeep"})
-        except TypeError as error:
-            raise self._broken(f"its capabilities lack a field: {error}") from error
-        self._takes_shift = capabilities.takes_shift
+            capabilities = msgspec.convert({**known, "kind": "turnkeep"}, Capabilities)
+        except msgspec.ValidationError as error:
+            raise self._broken(f"its capabilities are none: {error}") from error
+        for told in (capabilities.window, capabilities.block_size, capabilities.max_running):
+            if told is not None and not natural(told):
+                raise self._broken(f"its capabilities have {told} for a number of tokens or requests")
+        self._takes_shift, self._takes_bits = capabilities.takes_shift, capabilities.takes_bits
+        self._retains = capabilities.retains
+        self._kv_events = capabilities.kv_events
         return capabilities
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Delta, None]:
@@ -80,31 +87,52 @@ class TurnkeepEngine:
                     yield delta
                     return
             raise stream.lost("the answer ended without a finish reason")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except STUMBLES as error:
             raise stream.broken(f"an event is not of the wire: {error!r}") from error
         finally:
             await stream.close()
 
+    @spoken
     async def load(self) -> EngineLoad:
         found = json_of(await self._upstream.get("/health"), self.name)
         load, pool = found.get("load") or {}, found.get("pool") or {}
-        total, used = pool.get("total"), pool.get("used")
+        total, used = natural(pool.get("total")), natural(pool.get("used"))
         ratio = load.get("kv_used_ratio", used / total if total and used is not None else None)
         return EngineLoad(
-            running=int(load.get("running", 0)),
-            waiting=int(load.get("waiting", 0)),
-            kv_used_ratio=ratio,
+            running=natural(load.get("running")) or 0,
+            waiting=natural(load.get("waiting")) or 0,
+            kv_used_ratio=share(ratio),
             kv_blocks_total=total,
-            kv_blocks_cached=pool.get("cached"),
+            kv_blocks_cached=natural(pool.get("cached")),
             kv_blocks_used=used,
         )
 
+    @spoken
     async def tokenize(self, text: str, *, model: str) -> list[int] | None:
         reply = await self._upstream.post("/tokenize", orjson.dumps({"prompt": text, "model": model}))
-        return [int(token) for token in json_of(reply, self.name)["tokens"]]
+        return list(token_ids(json_of(reply, self.name)["tokens"]))
 
     async def forget(self, session: str) -> None:
-        json_of(await self._upstream.delete(f"/turnkeep/v1/sessions/{quote(session, safe='')}"), self.name)
+        path = f"/turnkeep/v1/sessions/{quote(session, safe='')}"
+        json_of(await self._upstream.delete(path, timeout_s=FORGET_S), self.name)
+
+    async def suspend(self, session: str, salt: str) -> dict[str, Any]:
+        return await turnkeep_sessions.ask(self._upstream, "suspend", session, salt)
+
+    async def resume(self, session: str, salt: str) -> dict[str, Any]:
+        return await turnkeep_sessions.ask(self._upstream, "resume", session, salt)
+
+    def kv_out(self, session: str, salt: str) -> AsyncGenerator[bytes, None]:
+        return turnkeep_sessions.kv_out(self._upstream, session, salt)
+
+    async def kv_in(self, session: str, salt: str, file: AsyncGenerator[bytes, None]) -> dict[str, Any]:
+        return await turnkeep_sessions.kv_in(self._upstream, session, salt, file)
+
+    def kv_feed(self) -> AsyncGenerator[FeedItem, None] | None:
+        """From where the operator or, without that, itself says that it publishes. None: it said that it does not."""
+        if self._kv is not None:
+            return feed(self._kv, snapshot=lambda: read_snapshot(self._upstream))
+        return turnkeep_feed(self._upstream) if self._kv_events else None
 
     async def tokenizer_file(self, file: str) -> bytes | None:
         """One of the files to render with (`tokenizer.json`, …); None when the model has no such file."""
@@ -113,6 +141,14 @@ class TurnkeepEngine:
             return None
         check(reply, self.name)
         return reply.body
+
+    async def forward(self, route: str, fields: Mapping[str, Any], *, request_id: str, salt: str) -> dict[str, Any]:
+        return await forward(self._upstream, route, {**fields, **_salt(salt)}, request_id)
+
+    def forward_stream(
+        self, route: str, fields: Mapping[str, Any], *, request_id: str, salt: str
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        return forward_stream(self._upstream, route, {**fields, **_salt(salt)}, request_id)
 
     async def aclose(self) -> None:
         await self._upstream.aclose()
@@ -140,18 +176,28 @@ class TurnkeepEngine:
                 salt=request.cache_salt,
                 priority=request.priority,
                 shift=prompt.shift if self._takes_shift else None,
+                generated=prompt.generated,
+                min_bits=request.min_bits if self._takes_bits else 0,
+                system_tokens=prompt.system_tokens if self._takes_bits or self._retains else 0,
+                retention=SYSTEM if self._retains and request.shared and prompt.system_tokens else None,
+                recent_from=prompt.recent_from if self._takes_bits else 0,
             )
         )
         return await AnswerStream.open(
             self._upstream,
             "/turnkeep/v1/generate",
             body,
-            request,
+            request_id=request.request_id,
+            patient=request.priority > 0,
             content_type=CONTENT_TYPE,
         )
 
     def _broken(self, message: str) -> EngineBroken:
         return EngineBroken(f"{self.name}: {message}", replica=self.name)
+
+
+def _salt(salt: str) -> dict[str, str]:
+    return {"cache_salt": salt} if salt else {}
 
 
 def _read_delta(event: dict[str, Any]) -> Delta | None:
@@ -164,19 +210,25 @@ def _read_delta(event: dict[str, Any]) -> Delta | None:
     logprobs = event.get("logprobs")
     if finish is None:
         if not logprobs:
-            return Delta(event["text"], tuple(ids))
-        return Delta(event["text"], tuple(ids), logprobs=_read_logprobs(logprobs))
+            return Delta(text_of(event["text"]), token_ids(ids))
+        return Delta(text_of(event["text"]), token_ids(ids), logprobs=_read_logprobs(logprobs))
     if finish not in _FINISH:
         raise ValueError(f"unknown finish reason {finish!r}")
     usage = event["usage"]
     return Delta(
-        event["text"],
-        tuple(ids),
+        text_of(event["text"]),
+        token_ids(ids),
         logprobs=_read_logprobs(logprobs) if logprobs else (),
         finish=finish,
-        stop=event.get("stop"),
-        usage=Usage(
-            usage["prompt_tokens"], usage["output_tokens"], usage.get("cached_tokens"), usage.get("shifted_tokens", 0)
+        stop=text_of(event.get("stop")) or None,
+        usage=usage_of(
+            usage["prompt_tokens"],
+            usage["output_tokens"],
+            usage.get("cached_tokens"),
+            usage.get("shifted_tokens"),
+            host=usage.get("host_tokens"),
+            disk=usage.get("disk_tokens"),
+            bits=usage.get("prefix_bits"),
         ),
     )
 
@@ -184,9 +236,9 @@ def _read_delta(event: dict[str, Any]) -> Delta | None:
 def _read_logprobs(entries: list[dict[str, Any]]) -> tuple[TokenLogprob, ...]:
     return tuple(
         TokenLogprob(
-            entry["id"],
-            entry["text"],
-            entry["logprob"],
+            int(entry["id"]),
+            text_of(entry["text"]),
+            float(entry["logprob"]),
             tuple((int(token), str(text), float(value)) for token, text, value in entry.get("top") or ()),
         )
         for entry in entries

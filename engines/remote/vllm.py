@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from engines.contract import (
+    ROUTES,
     Capabilities,
     Delta,
     EngineLoad,
@@ -25,11 +26,14 @@ from engines.contract import (
     Sampling,
     Unsupported,
 )
+from engines.kv_events import FeedItem
 from engines.remote.answer import AnswerStream, chunk_deltas
 from engines.remote.chat import ALL_SAMPLING, chat_fields, chat_logprobs, response_format, sampling_fields
+from engines.remote.forward import forward, forward_stream
 from engines.remote.http import Upstream
+from engines.remote.kv_feed import FeedAddress, feed
 from engines.remote.metrics import VLLM, Metrics
-from engines.remote.replies import check, json_of
+from engines.remote.replies import cards_of, check, json_of, natural, spoken, tokenized
 
 MAX_LOGPROBS = 20  # vLLM's --max-logprobs default
 _TOP_K_OFF = -1  # every release reads -1 as off; 0 only newer ones
@@ -38,37 +42,44 @@ _TOP_K_OFF = -1  # every release reads -1 as off; 0 only newer ones
 class VllmEngine:
     """One vLLM server. Owns `upstream` and closes it."""
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, *, kv: FeedAddress | None = None) -> None:
         self._upstream = upstream
+        self._kv = kv
         self._takes_priority = True  # until it refuses one: only with --scheduling-policy priority
         self._reports_cached = False  # until it does: only with --enable-prompt-tokens-details
         self._fields: Mapping[str, Any] | None = None  # of CompletionRequest, from its OpenAPI page
+        self._paths: frozenset[str] = frozenset()  # those of ROUTES that the page has
         self._version: str | None = None
 
     @property
     def name(self) -> str:
         return self._upstream.name
 
+    @spoken
     async def capabilities(self) -> Capabilities:
-        cards = json_of(await self._upstream.get("/v1/models"), self.name).get("data") or []
-        unseen = ["tokenizer", "tool_parser", "reasoning_parser", "images"]
+        cards = cards_of(json_of(await self._upstream.get("/v1/models"), self.name))
+        unseen = ["tokenizer", "fingerprint", "tool_parser", "reasoning_parser", "images", "max_running"]
         fields = await self._request_fields()
         if fields is None:
             unseen.append("request_fields")
         metrics = await self._metrics()
         unseen += metrics.unseen(VLLM) if metrics else ["metrics"]
-        window = next((card["max_model_len"] for card in cards if card.get("max_model_len")), None)
+        window = next((length for card in cards if (length := natural(card.get("max_model_len")))), None)
         block_size = metrics.label(VLLM.config, "block_size") if metrics else None
         epoch = metrics.epoch(VLLM) if metrics else None
-        found = {"window": window, "block_size": block_size, "epoch": epoch}
+        salted = fields is None or "cache_salt" in fields
+        found = {"window": window, "block_size": block_size, "epoch": epoch, "cache_salt": salted or None}
         unseen += [name for name, value in found.items() if value is None]
         if not self._reports_cached:
             unseen.append("cached_tokens")
+        if self._kv is None:
+            unseen.append("kv_events")
         return Capabilities(
             kind="vllm",
             models=tuple(str(card["id"]) for card in cards),
             window=window,
             takes_ids=True,
+            takes_salt=salted,
             takes_chat=True,
             parses_tools=True,
             parses_reasoning=True,
@@ -79,6 +90,10 @@ class VllmEngine:
             returns_ids=fields is None or "return_token_ids" in fields,
             reports_cached=self._reports_cached,
             block_size=block_size,
+            prefills=metrics is None or metrics.text(VLLM.config, "enable_prefix_caching") != "False",
+            adapters=tuple(str(card["id"]) for card in cards if card.get("parent")),
+            routes=self._paths,
+            kv_events=self._kv is not None,
             epoch=epoch,
             unseen=tuple(unseen),
         )
@@ -90,6 +105,11 @@ class VllmEngine:
                     self._reports_cached = True
                 yield delta
 
+    def kv_feed(self) -> AsyncGenerator[FeedItem, None] | None:
+        """From where the operator says that it publishes; it does not say so itself."""
+        return feed(self._kv) if self._kv is not None else None
+
+    @spoken
     async def load(self) -> EngineLoad:
         health = await self._upstream.get("/health")
         if health.status != 200:
@@ -97,15 +117,20 @@ class VllmEngine:
         metrics = await self._metrics()
         return metrics.load(VLLM) if metrics else EngineLoad()
 
+    @spoken
     async def tokenize(self, text: str, *, model: str) -> list[int] | None:
-        asked = {"model": model, "prompt": text, "add_special_tokens": False}
-        reply = await self._upstream.post("/tokenize", orjson.dumps(asked))
-        if reply.status in (404, 405):
-            return None
-        return [int(token) for token in json_of(reply, self.name)["tokens"]]
+        return await tokenized(self._upstream, text, model=model)
 
     async def forget(self, session: str) -> None:
         """vLLM keeps no sessions."""
+
+    async def forward(self, route: str, fields: Mapping[str, Any], *, request_id: str, salt: str) -> dict[str, Any]:
+        return await forward(self._upstream, route, {**fields, **_salt(salt)}, request_id)
+
+    def forward_stream(
+        self, route: str, fields: Mapping[str, Any], *, request_id: str, salt: str
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        return forward_stream(self._upstream, route, {**fields, **_salt(salt)}, request_id)
 
     async def aclose(self) -> None:
         await self._upstream.aclose()
@@ -123,7 +148,13 @@ class VllmEngine:
 
     async def _send(self, path: str, body: Mapping[str, Any], request: GenerateRequest) -> AnswerStream:
         try:
-            return await AnswerStream.open(self._upstream, path, orjson.dumps(body), request)
+            return await AnswerStream.open(
+                self._upstream,
+                path,
+                orjson.dumps(body),
+                request_id=request.request_id,
+                patient=request.priority > 0,
+            )
         except RequestRefused as error:
             if "tool-call-parser" in str(error):
                 raise Unsupported(str(error), param="tools", replica=self.name) from error
@@ -142,8 +173,7 @@ class VllmEngine:
             "skip_special_tokens": True,  # text is content; `token_ids` has every id
             **fields,
         }
-        if request.cache_salt:
-            body["cache_salt"] = request.cache_salt
+        body |= _salt(request.cache_salt)
         if sampling.grammar is not None:
             body |= self._constraint(sampling.grammar)
         if isinstance(prompt, IdsPrompt):
@@ -173,8 +203,10 @@ class VllmEngine:
         version = str(json_of(reply, self.name).get("version")) if reply.status == 200 else None
         if self._fields is None or version is None or version != self._version:
             page = await self._upstream.get("/openapi.json")
-            schemas = json_of(page, self.name).get("components", {}).get("schemas", {}) if page.status == 200 else {}
+            found = json_of(page, self.name) if page.status == 200 else {}
+            schemas = found.get("components", {}).get("schemas", {})
             self._fields = schemas.get("CompletionRequest", {}).get("properties") or None
+            self._paths = frozenset(found.get("paths", {})) & frozenset(ROUTES)
             self._version = version
         return self._fields
 
@@ -184,6 +216,10 @@ class VllmEngine:
             return None
         check(reply, self.name)
         return Metrics(reply.body.decode("utf-8", "replace"))
+
+
+def _salt(salt: str) -> dict[str, str]:
+    return {"cache_salt": salt} if salt else {}
 
 
 def _completion_logprobs(sampling: Sampling) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Who asks: the API key of a request, looked up once in a while, and the scope that a route needs."""
+"""Who asks: the API key of a request, looked up once in a while, and the scope that a route needs.
+
+What such a route does not take is refused here too, once it is known who asks.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request
 
+from gateway.api.unasked import refuse_unasked
 from gateway.store.records import KeyRecord
 from gateway.store.sessions import Store
 from gateway.tenancy import LOCAL, Identity, identify, key_digest, key_of
@@ -42,13 +46,22 @@ class Access:
         return identity
 
 
+def authorization_of(request: Request) -> str | None:
+    """The header Authorization; or the key in `x-api-key`, where Anthropic's clients have it."""
+    given, key = request.headers.get("authorization"), request.headers.get("x-api-key")
+    return f"Bearer {key}" if given is None and key is not None else given
+
+
 def needs(scope: str) -> Callable[[Request], Awaitable[Identity]]:
-    """A dependency: the identity of a request whose key has `scope`. Raises Unauthorized, Forbidden."""
+    """A dependency: the identity of a request whose key has `scope`. Raises Unauthorized, Forbidden; but for OpenAI's
+    routes (`chat`), which take what they do not know, as `refuse_unasked`."""
 
     async def identity_of(request: Request) -> Identity:
         access: Access = request.app.state.gateway.access
-        identity = await access.identity(request.headers.get("authorization"))
+        identity = await access.identity(authorization_of(request))
         identity.need(scope)
+        if scope != "chat":
+            await refuse_unasked(request)
         return identity
 
     identity_of.__name__ = f"needs_{scope}"

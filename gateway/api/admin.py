@@ -1,4 +1,4 @@
-"""`/admin`: what an operator sees, across tenants; read-only. The page is static files over `/admin/v1`."""
+"""`/admin`: what an operator sees, across tenants. The page is static files over `/admin/v1`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from starlette.responses import Response
 from compression.budget import TRIGGER
 from gateway.api.access import needs
 from gateway.api.describe import answers
+from gateway.api.replica_shapes import replicas_json
 from gateway.api.state import Gateway, gateway_of
 from gateway.api.streams import EventStream, event
 from gateway.errors import NotFound
-from gateway.fleet.replica import Replica
 from gateway.store.records import StoreUnavailable, TurnRecord
 from gateway.tenancy import Identity
 
@@ -51,7 +51,7 @@ async def snapshot(gateway: Gateway) -> dict[str, Any]:
         "object": "snapshot",
         "at": gateway.clock(),
         "trigger_ratio": gateway.settings.compaction.trigger_ratio or TRIGGER,
-        "replicas": [replica_json(gateway, replica) for replica in gateway.fleet],
+        "replicas": replicas_json(gateway),
         "counts": {
             "tenants": counts.tenants,
             "sessions": counts.sessions,
@@ -105,31 +105,6 @@ def turn_line(record: TurnRecord) -> dict[str, Any]:
         "error": (record.error or {}).get("code"),
         "created_at": record.created_at,
         "duration_s": record.completed_at - record.created_at if record.completed_at is not None else None,
-    }
-
-
-def replica_json(gateway: Gateway, replica: Replica) -> dict[str, Any]:
-    caps, load = replica.capabilities, replica.load
-    models = caps.models if caps is not None else ()
-    return {
-        "name": replica.name,
-        "url": replica.url,
-        "healthy": replica.available(gateway.fleet.now()),
-        "kind": caps.kind if caps is not None else None,
-        "models": list(models),
-        "window": caps.window if caps is not None else None,
-        "epoch": caps.epoch if caps is not None else None,
-        "by_ids": [model for model in models if gateway.models.by_ids(model, replica)],
-        "why_chat": {m: gateway.models.problems[m] for m in models if m in gateway.models.problems},
-        "unseen": list(caps.unseen) if caps is not None else [],
-        "in_flight": replica.in_flight,
-        "running": load.running,
-        "waiting": load.waiting,
-        "kv_used_ratio": load.kv_used_ratio,
-        "kv_blocks_total": load.kv_blocks_total,
-        "kv_blocks_cached": load.kv_blocks_cached,
-        "kv_blocks_used": load.kv_blocks_used,
-        "last_error": replica.last_error,
     }
 
 

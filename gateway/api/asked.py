@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -47,13 +48,32 @@ def chat_shape(body: ChatBody) -> Shape:
     return shape_of(body, max_tokens=asked, logprobs=body.logprobs, top=body.top_logprobs)
 
 
+def unsupported(param: str, message: str) -> BadRequest:
+    return BadRequest(message, code="unsupported_parameter", param=param)
+
+
 def refuse_unsupported(raw: dict[str, Any]) -> None:
     """Fields that would change the answer are refused by name, never ignored."""
     for name in REFUSED:
         if raw.get(name) not in (None, False, [], {}):
-            raise BadRequest(f"{name} is not supported here", code="unsupported_parameter", param=name)
+            raise unsupported(name, f"{name} is not supported here")
     if raw.get("modalities") not in (None, ["text"]):
-        raise BadRequest("only the modality text is supported", code="unsupported_parameter", param="modalities")
+        raise unsupported("modalities", "only the modality text is supported")
+
+
+def refuse_but(raw: Mapping[str, Any], fine: Mapping[str, tuple[Any, ...]], *, tools: str) -> None:
+    """`fine`: fields that change what is done, with the values that do not; `tools`: the one type of tool that there
+    is. Raises BadRequest for any other value or tool."""
+    for name, values in fine.items():
+        if raw.get(name) is not None and raw[name] not in values:
+            raise unsupported(name, f"{name} is not supported here")
+    asked = raw.get("tools")
+    for i, tool in enumerate(asked if isinstance(asked, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != tools:
+            raise unsupported(
+                f"tools[{i}].type", f"tools[{i}]: no {kind[:64]!r} tools are run here, only functions of your own"
+            )
 
 
 def plain(value: BaseModel | None) -> dict[str, Any] | None:
@@ -61,7 +81,11 @@ def plain(value: BaseModel | None) -> dict[str, Any] | None:
 
 
 def tools_of(tools: list[Any] | None) -> tuple[dict[str, Any], ...]:
-    found = tuple(cast("dict[str, Any]", plain(tool)) for tool in tools or ())
+    return checked_tools(tuple(cast("dict[str, Any]", plain(tool)) for tool in tools or ()))
+
+
+def checked_tools(found: tuple[dict[str, Any], ...], *, at: str = ".function") -> tuple[dict[str, Any], ...]:
+    """Tools in the chat shape; `at`: where in a tool of the request its function stands. Raises BadRequest."""
     names = [tool["function"]["name"] for tool in found]
     if len(set(names)) < len(names):
         raise BadRequest("two tools have one name", param="tools")
@@ -69,7 +93,7 @@ def tools_of(tools: list[Any] | None) -> tuple[dict[str, Any], ...]:
     if size > MAX_TOOLS_BYTES:
         raise BadRequest(f"the tools have {size} bytes of at most {MAX_TOOLS_BYTES}", param="tools")
     for i, tool in enumerate(found):
-        check_references(tool["function"].get("parameters"), f"tools[{i}].function.parameters")
+        check_references(tool["function"].get("parameters"), f"tools[{i}]{at}.parameters")
     return found
 
 
@@ -92,15 +116,16 @@ def format_of(body: ChatBody | AnswerFields) -> dict[str, Any] | None:
     if asked.type == "json_schema":
         if asked.json_schema is None:
             raise BadRequest("response_format of type json_schema needs json_schema", param="response_format")
-        size = len(asked.json_schema.model_dump_json(by_alias=True))
-        where = "response_format.json_schema.schema"
-        if size > MAX_SCHEMA_BYTES:
-            raise BadRequest(
-                f"the JSON schema has {size} bytes of at most {MAX_SCHEMA_BYTES}",
-                param="response_format.json_schema",
-            )
-        check_references(asked.json_schema.schema_, where)
+        check_schema(asked.json_schema, "response_format.json_schema")
     return plain(asked)
+
+
+def check_schema(spec: BaseModel, where: str) -> None:
+    """A field with a JSON schema in `schema`. Raises BadRequest for one that is too big, or refers to nowhere."""
+    size = len(spec.model_dump_json(by_alias=True))
+    if size > MAX_SCHEMA_BYTES:
+        raise BadRequest(f"the JSON schema has {size} bytes of at most {MAX_SCHEMA_BYTES}", param=where)
+    check_references(spec.model_dump(by_alias=True)["schema"], f"{where}.schema")
 
 
 def check_references(schema: Any, where: str) -> None:

@@ -30,12 +30,17 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 async def read_body(request: Request, limit: int, *, pause_s: float, types: frozenset[str] = JSON_TYPES) -> bytes:
-    """The whole body, at most `limit` bytes, of one of the media `types`.
+    """The whole body, at most `limit` bytes, of one of the media `types`. Raises as `check_media`, `read_bytes`."""
+    check_media(request, types)
+    return await read_bytes(request, limit, pause_s=pause_s)
 
-    Raises UnsupportedMedia (415); TooLarge (413) as soon as more is announced or has come; TooSlow (408) where nothing
-    comes for `pause_s`, or it comes more slowly than 1 KiB/s after that time.
+
+async def read_bytes(request: Request, limit: int, *, pause_s: float) -> bytes:
+    """The whole body, at most `limit` bytes, whatever it is said to be.
+
+    Raises TooLarge (413) as soon as more is announced or has come; TooSlow (408) where nothing comes for `pause_s`, or
+    it comes more slowly than 1 KiB/s after that time.
     """
-    _check_media(request, types)
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and (len(announced) > 15 or int(announced) > limit):
         raise TooLarge(f"the body has {announced[:20]} bytes, the limit is {limit}")
@@ -63,7 +68,8 @@ async def read_body(request: Request, limit: int, *, pause_s: float, types: froz
     return b"".join(chunks)
 
 
-def _check_media(request: Request, types: frozenset[str]) -> None:
+def check_media(request: Request, types: frozenset[str] = JSON_TYPES) -> None:
+    """Raises UnsupportedMedia (415) where the body is said to be none of the `types`, encoded, or not UTF-8."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMedia("send the body without a content-encoding")
     kind, _, parameters = request.headers.get("content-type", "").partition(";")
@@ -198,7 +204,11 @@ def validated(model: type[M], value: dict[str, Any]) -> M:
     except ValidationError as error:
         where, first = _most_telling(error.errors(include_url=False, include_context=False, include_input=False), value)
         code = "unknown_field" if first["type"] == "extra_forbidden" else "invalid_value"
-        told = "is not a field here" if first["type"] == "extra_forbidden" else first["msg"]
+        told = (
+            "is not a field here"
+            if first["type"] == "extra_forbidden"
+            else str(first["msg"]).removeprefix("Value error, ")
+        )
         raise BadRequest(f"{where}: {told}", code=code, param=where) from None
 
 

@@ -19,12 +19,15 @@ from gateway.api.schemas import ChatAnswer, ChatBody, ModelList
 from gateway.api.state import Gateway, gateway_of
 from gateway.api.streams import Awaited, EventStream, event
 from gateway.errors import BadRequest, UpstreamFailed
+from gateway.policy import min_bits_of
 from gateway.sessions.command import Ask, Input, TurnCommand
 from gateway.sessions.events import logprob_json
+from gateway.sessions.failures import as_event
 from gateway.sessions.items import check_answerable, items_from_messages, split_system
 from gateway.sessions.recognise import chain_to, find_chain, history_mode, is_side_task, session_key
 from gateway.sessions.run import Piece, TurnEnded, TurnRun
 from gateway.sessions.turn import start
+from gateway.sessions.windows import window_of
 from gateway.settings import HistoryMode
 from gateway.store.records import HEAD, NewSession, SessionRecord
 from gateway.tenancy import Identity
@@ -40,7 +43,7 @@ FINISH: dict[str | None, str] = {"cancelled": "stop", "error": "stop", None: "st
     "/v1/chat/completions",
     summary="Answer a conversation",
     response_model=None,
-    responses=answers(200, ChatAnswer, streams=True, errors=(400, 404, 409, 413, 415, 422, 502, 503, 504)),
+    responses=answers(200, ChatAnswer, streams=True, errors=(400, 404, 409, 413, 415, 422, 429, 502, 503, 504)),
     openapi_extra=body_of(ChatBody),
 )
 async def chat_completions(request: Request, caller: Caller) -> Response:
@@ -48,7 +51,7 @@ async def chat_completions(request: Request, caller: Caller) -> Response:
     body, raw = await json_object(request, gateway.settings, images=True)
     asked = validated(ChatBody, raw)
     refuse_unsupported(raw)
-    command = await _command(request, gateway, caller, raw, asked, body)
+    command = await command_of(request, gateway, caller, raw, asked, body)
     created = int(gateway.clock())
     if asked.stream:
         include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
@@ -57,29 +60,29 @@ async def chat_completions(request: Request, caller: Caller) -> Response:
 
     async def answer() -> Response:
         run = await start(gateway.room, command)
-        ended = await _end_of(run)
+        ended = await end_of(run)
         return Response(
             orjson.dumps(_completion(run, ended, created, asked.model)),
             media_type="application/json",
-            headers=_headers(run),
+            headers=headers_of(run),
         )
 
     return Awaited(answer)
 
 
-async def _end_of(run: TurnRun) -> TurnEnded:
+async def end_of(run: TurnRun) -> TurnEnded:
     """The terminal event, as a reader; a failed turn raises what it failed with."""
     with run.reading():
         ended = await run.wait_end()
-    if ended.status == "failed":
-        error = ended.error or {}
+    error = ended.error or {}
+    if ended.status == "failed" or error.get("partial"):
         raise run.failure or UpstreamFailed(
             str(error.get("message", "the turn failed")), code=str(error.get("code", "turn_failed"))
         )
     return ended
 
 
-async def _command(
+async def command_of(
     request: Request, gateway: Gateway, caller: Identity, raw: dict[str, Any], asked: ChatBody, body: bytes
 ) -> TurnCommand:
     system, items = split_system(items_from_messages(asked.messages))
@@ -187,7 +190,14 @@ async def _keyed(gateway: Gateway, command: TurnCommand, key: str, mode: str, us
             system = ask.system if ask.system is not None else session.system
             tools = ask.tools or tuple(dict(tool) for tool in session.tools)
             policy = gateway.room.compactions.policy(session)
-            return replace(ask, system=system, tools=tools, old_reasoning=policy.reasoning, kv_shift=policy.kv_shift)
+            return replace(
+                ask,
+                system=system,
+                tools=tools,
+                old_reasoning=policy.reasoning,
+                kv_shift=policy.kv_shift,
+                min_bits=min_bits_of(session.policy),
+            )
 
         return replace(keyed, ask=ask_of(session), version=session.version, ask_of=ask_of)
     chain = chain_to(known.last, ask.system, ask.kept) if known is not None else None
@@ -197,7 +207,8 @@ async def _keyed(gateway: Gateway, command: TurnCommand, key: str, mode: str, us
         return replace(keyed, parent=None)
     parent = HEAD if chain.turn_id == session.head_turn_id else chain.turn_id
     follows = chain.turn_id if parent == HEAD else None
-    return replace(keyed, ask=replace(ask, input=ask.input[chain.length :]), parent=parent, follows=follows)
+    ask = replace(ask, input=ask.input[chain.length :], min_bits=min_bits_of(session.policy))
+    return replace(keyed, ask=ask, parent=parent, follows=follows)
 
 
 def _new_session(session_id: str, command: TurnCommand, origin: Any, user_ref: str | None) -> NewSession:
@@ -205,7 +216,7 @@ def _new_session(session_id: str, command: TurnCommand, origin: Any, user_ref: s
     return NewSession(session_id, command.tenant_id, ask.model, ask.system, ask.tools, user_ref=user_ref, origin=origin)
 
 
-def _headers(run: TurnRun) -> dict[str, str]:
+def headers_of(run: TurnRun) -> dict[str, str]:
     headers = {"x-turnkeep-turn": run.turn_id}
     if run.session_id is not None:
         headers["x-turnkeep-session"] = run.session_id
@@ -219,7 +230,7 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output, **details}
 
 
-def _turnkeep(ended: TurnEnded) -> dict[str, Any]:
+def turnkeep_of(ended: TurnEnded) -> dict[str, Any]:
     told = {"session_id": ended.session_id, "turn_id": ended.turn_id, "seq": ended.seq, "status": ended.status}
     return {**told, **ended.metadata, **({"error": ended.error} if ended.error else {})}
 
@@ -234,7 +245,7 @@ def _completion(run: TurnRun, ended: TurnEnded, created: int, model: str) -> dic
         "model": model,
         "choices": [choice],
         "usage": _usage(ended.usage),
-        "turnkeep": _turnkeep(ended),
+        "turnkeep": turnkeep_of(ended),
     }
 
 
@@ -297,7 +308,7 @@ class _Chunks:
 
     def last(self, ended: TurnEnded, *, include_usage: bool) -> bytes:
         reason = orjson.dumps(FINISH.get(ended.finish_reason, ended.finish_reason))
-        tail = b',"turnkeep":' + orjson.dumps(_turnkeep(ended)) + b"}\n\n"
+        tail = b',"turnkeep":' + orjson.dumps(turnkeep_of(ended)) + b"}\n\n"
         out = self.head + b'{},"logprobs":null,"finish_reason":' + reason + b"}]" + tail
         if include_usage:
             frame = self.head[: self.head.index(b',"choices":')]
@@ -326,11 +337,15 @@ async def _stream(
             seen = len(run.events)
             if told and not begun:
                 told[0], begun = chunks.first() + told[0], True
-            if run.ended is not None:
+            if run.ended is not None or run.moved:
                 break
             if told:
                 yield told[0] if len(told) == 1 else b"".join(told)
-    if run.ended.status == "failed":
+    if run.ended is None:
+        if not begun:
+            raise run.handed_over()
+        told.append(event(orjson.dumps({"error": as_event(run.handed_over())})))
+    elif run.ended.status == "failed" or (run.ended.error or {}).get("partial"):
         if not begun and run.failure is not None:
             raise run.failure
         told.append(event(orjson.dumps({"error": run.ended.error})))
@@ -353,18 +368,8 @@ async def models(request: Request, caller: Caller) -> Response:
             "object": "model",
             "created": 0,
             "owned_by": "turnkeep",
-            "max_model_len": window_of(gateway, name),
+            "max_model_len": window_of(name, gateway.fleet, gateway.models),
         }
         for name in gateway.fleet.models
     ]
     return Response(orjson.dumps({"object": "list", "data": data}), media_type="application/json")
-
-
-def window_of(gateway: Gateway, model: str) -> int | None:
-    """The smallest window of the model's replicas, in tokens."""
-    windows = [
-        r.capabilities.window
-        for r in gateway.fleet
-        if r.capabilities is not None and model in r.capabilities.models and r.capabilities.window is not None
-    ]
-    return min(windows, default=None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request
@@ -18,21 +18,25 @@ from gateway.api.schemas import Compact, CompactionList, CompactionShape, TurnSh
 from gateway.api.sessions import json_response, session_of
 from gateway.api.shapes import compaction_json, turn_json
 from gateway.api.state import Gateway, gateway_of
-from gateway.api.streams import Awaited, EventStream, event
+from gateway.api.streams import Awaited, EventStream, event, last_event_id
 from gateway.api.turns import turn_of
-from gateway.errors import Conflict, NotFound
-from gateway.sessions.compaction import Idle, Outcome
+from gateway.errors import Conflict, NotFound, ShuttingDown
+from gateway.sessions.compaction import GONE, Idle, Outcome
+from gateway.sessions.compaction_events import STEPS, shown
+from gateway.sessions.compaction_events import events_of as compaction_events
+from gateway.sessions.pins import pinned
 from gateway.sessions.recognise import SESSION_KEY
-from gateway.sessions.snapshot import take
 from gateway.store.compaction_records import CompactionRecord
-from gateway.store.records import SessionRecord
+from gateway.store.records import SessionRecord, TurnRecord
 from gateway.tenancy import Identity
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["Compaction"])
 Caller = Annotated[Identity, Depends(needs("sessions"))]
-PIN_SHARE = 0.5  # of the window: system prompt, tools and pinned turns may take so much
+T = TypeVar("T")
 FOLLOW_S = 0.5  # how often the store is asked for news
-EVENT_OF = {"running": "started", "committed": "completed", "skipped": "skipped", "reverted": "reverted"}
+STOP_LOOK_S = 0.2  # how often one who waits for a compaction looks whether the gateway shuts down
+FOLLOWING = b": following\n\n"  # the answer begins at once, whenever the first event comes
+PAGE = 10  # rows that are read at a time
 
 
 def _planned(session: SessionRecord, status: str, plan: Plan | NoPlan | None, **more: Any) -> dict[str, Any]:
@@ -45,7 +49,7 @@ def _planned(session: SessionRecord, status: str, plan: Plan | NoPlan | None, **
     "/compact",
     summary="Compact now, or only plan it",
     response_model=None,
-    responses=answers(200, CompactionShape, errors=(400, 404, 409, 413, 415)),
+    responses=answers(200, CompactionShape, errors=(400, 404, 413, 415, 503)),
     openapi_extra=body_of(Compact, required=False),
 )
 async def compact(request: Request, caller: Caller, session_id: str) -> Response:
@@ -58,16 +62,33 @@ async def compact(request: Request, caller: Caller, session_id: str) -> Response
 
     async def answer() -> Response:
         work = gateway.room.compactions.ask(session, strategy=asked.strategy, dry_run=bool(asked.dry_run))
-        return json_response(_told(session, await work))
+        outcome = await _while_serving(request, session, work)
+        if outcome is GONE:
+            await session_of(gateway, caller, session_id)
+            raise ShuttingDown
+        return json_response(_told(session, outcome))
 
     return Awaited(answer)
+
+
+async def _while_serving(request: Request, session: SessionRecord, work: Coroutine[Any, Any, T]) -> T:
+    """What comes of it. A gateway that shuts down stops the session's compaction: it is cheap to lose."""
+    task = asyncio.create_task(work)
+    try:
+        while not (await asyncio.wait({task}, timeout=STOP_LOOK_S))[0]:
+            if request.app.state.stopping:
+                gateway_of(request).room.compactions.forget(session.tenant_id, session.id)
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def _told(session: SessionRecord, outcome: Outcome | Plan | NoPlan) -> dict[str, Any]:
     if isinstance(outcome, CompactionRecord):
         return compaction_json(outcome)
     if isinstance(outcome, Idle):
-        return _planned(session, "skipped", outcome.plan, reason=outcome.reason)
+        message = {"message": outcome.message} if outcome.message else {}
+        return _planned(session, "skipped", outcome.plan, reason=outcome.reason, **message)
     if isinstance(outcome, NoPlan):
         return _planned(session, "skipped", outcome, reason=outcome.reason)
     return _planned(session, "planned", outcome)
@@ -104,41 +125,66 @@ async def stream_compactions(
     request: Request,
     caller: Caller,
     session_id: str,
-    after: Annotated[int, Query(ge=0, lt=2**53, description="The last number seen.")] = 0,
+    starting_after: Annotated[int, Query(ge=0, lt=2**31, description="The last sequence number seen.")] = 0,
+    after: Annotated[
+        int, Query(ge=0, lt=2**29, description="Only compactions with a larger number, where nothing else is said.")
+    ] = 0,
 ) -> Response:
-    """`session.compaction.started`, `.completed`, `.failed`, `.skipped`, `.reverted`, wherever it runs; the event's id
-    is the compaction's number. The stream goes on until the client leaves or the session is deleted."""
+    """`session.compaction.started`, `.completed`, `.failed`, `.skipped`, `.reverted`, wherever it runs, those that were
+    first. Honours Last-Event-ID. A revert may be told again after a resume. The stream goes on until the client leaves,
+    the session is deleted or the gateway stops."""
     gateway = gateway_of(request)
     await session_of(gateway, caller, session_id)
+    seen = last_event_id(request, starting_after) or STEPS * after
     return EventStream(
-        _followed(gateway, caller.tenant_id, session_id, after), heartbeat_s=gateway.settings.heartbeat_s
+        _followed(request, gateway, caller.tenant_id, session_id, seen), heartbeat_s=gateway.settings.heartbeat_s
     )
 
 
-async def _followed(gateway: Gateway, tenant_id: str, session_id: str, after: int) -> AsyncGenerator[bytes, None]:
-    seen: dict[int, str] = {}
-    while await gateway.store.get_session(tenant_id, session_id) is not None:
-        news = [
-            record
-            for record in reversed(await gateway.store.list_compactions(tenant_id, session_id, limit=100))
-            if record.number > after and seen.get(record.number) != record.status
-        ]
-        told = []
-        for record in news:
-            if record.status in ("committed", "failed") and record.number not in seen:
-                told.append(_event(record, "started"))
-            seen[record.number] = record.status
-            told.append(_event(record, EVENT_OF.get(record.status, record.status)))
-        yield b"".join(told) or b": none yet\n\n"
+async def _followed(
+    request: Request, gateway: Gateway, tenant_id: str, session_id: str, seen: int
+) -> AsyncGenerator[bytes, None]:
+    """Events past `seen`. When a revert came is not known, so one with a smaller number is told again."""
+    told: set[int] = set()
+    settled, view_version = 0, -1  # up to that number nothing new comes but reverts, and those change the view
+    yield FOLLOWING
+    while not request.app.state.stopping:
+        session = await gateway.store.get_session(tenant_id, session_id)
+        if session is None:
+            return
+        down_to = settled if session.view_version == view_version else 0
+        records = [record async for record in _newest(gateway, tenant_id, session_id, down_to)]
+        news = b""
+        for record in reversed(records):
+            for number, what, then in compaction_events(record):
+                if number not in told and (number > seen or what == "reverted"):
+                    news += _event(number, what, then)
+                told.add(number)
+        if news:
+            yield news
+        running = [record.number - 1 for record in records if record.status == "running"]
+        settled = min(running, default=max([settled, *(record.number for record in records)]))
+        view_version = session.view_version
         await asyncio.sleep(FOLLOW_S)
 
 
-def _event(record: CompactionRecord, what: str) -> bytes:
+async def _newest(
+    gateway: Gateway, tenant_id: str, session_id: str, down_to: int
+) -> AsyncGenerator[CompactionRecord, None]:
+    """Those with a larger number, newest first."""
+    before: int | None = None
+    while page := await gateway.store.list_compactions(tenant_id, session_id, limit=PAGE, before=before):
+        for record in page:
+            if record.number <= down_to:
+                return
+            yield record
+        before = page[-1].number
+
+
+def _event(number: int, what: str, record: CompactionRecord) -> bytes:
     kind = f"session.compaction.{what}"
-    shown = compaction_json(record)
-    for name in ("segments", "elisions"):
-        del shown[name]
-    return event(orjson.dumps({"type": kind, "compaction": shown}), name=kind, id=record.number)
+    told = {"sequence_number": number, "type": kind, "compaction": shown(record)}
+    return event(orjson.dumps(told), name=kind, id=number)
 
 
 async def _compaction_of(gateway: Gateway, caller: Identity, session_id: str, id: str) -> CompactionRecord:
@@ -193,9 +239,8 @@ async def pin(request: Request, caller: Caller, session_id: str, turn: str) -> R
     gateway = gateway_of(request)
     session = await session_of(gateway, caller, session_id)
     record = await turn_of(gateway, session, turn)
-    if not record.pinned:
-        await _check_pin_budget(gateway, session, record.turn.id)
-    return await _pinned(gateway, session, record.turn.id, True)
+    stands = record if record.pinned else await pinned(gateway.room, session, record.turn.id)
+    return _pin_told(gateway, session, stands)
 
 
 @router.delete(
@@ -208,35 +253,12 @@ async def unpin(request: Request, caller: Caller, session_id: str, turn: str) ->
     gateway = gateway_of(request)
     session = await session_of(gateway, caller, session_id)
     record = await turn_of(gateway, session, turn)
-    return await _pinned(gateway, session, record.turn.id, False)
+    unpinned = await gateway.store.pin_turn(session.tenant_id, session.id, record.turn.id, False)
+    return _pin_told(gateway, session, unpinned)
 
 
-async def _pinned(gateway: Gateway, session: SessionRecord, turn_id: str, pinned: bool) -> Response:
-    record = await gateway.store.pin_turn(session.tenant_id, session.id, turn_id, pinned)
+def _pin_told(gateway: Gateway, session: SessionRecord, record: TurnRecord | None) -> Response:
     gateway.registry.heads.forget(session.tenant_id, session.id)
     if record is None:
-        raise NotFound(f"no turn {turn_id[:64]!r} in this session", code="turn_not_found", param="turn")
+        raise NotFound("the turn is gone", code="turn_not_found", param="turn")
     return json_response(turn_json(record))
-
-
-async def _check_pin_budget(gateway: Gateway, session: SessionRecord, turn_id: str) -> None:
-    """Pins that leave a conversation no room would only make its turns fail later."""
-    room = gateway.room
-    taken = await take(
-        room.store,
-        room.fleet,
-        room.models,
-        session,
-        room.compactions.policy(session),
-        default_max_tokens=room.max_output_tokens,
-        parent=turn_id,
-    )
-    if taken is None:
-        return
-    pinned = sum(turn.tokens for turn in taken.sizes.turns if turn.pinned or turn.id == turn_id)
-    needed, limit = pinned + taken.sizes.overhead_tokens, int(PIN_SHARE * taken.window)
-    if needed > limit:
-        raise Conflict(
-            f"system prompt, tools and pinned turns would take {needed} tokens; {limit} are the most, half the window",
-            code="pin_budget",
-        )

@@ -12,6 +12,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from compression.budget import Budget
+from compression.segments import Segment
+from compression.view import shown as shown_entries
 from engines.contract import IdsPrompt
 from gateway.api.access import needs
 from gateway.api.body import json_object, validated
@@ -23,12 +25,14 @@ from gateway.api.turns import inputs_of
 from gateway.sessions.command import Ask, Input
 from gateway.sessions.counting import estimate, text_of
 from gateway.sessions.history import History, load
+from gateway.sessions.homes import read_at_home
 from gateway.sessions.items import message
 from gateway.sessions.prepare import Prepared, prepare
 from gateway.sessions.prompt import chat_messages
 from gateway.sessions.shown import shown
-from gateway.sessions.snapshot import standing_ask, window_of
+from gateway.sessions.snapshot import standing_ask
 from gateway.sessions.tokens import ModelTokens
+from gateway.sessions.windows import window_of
 from gateway.store.records import HEAD, SessionRecord
 from gateway.tenancy import Identity
 
@@ -63,7 +67,7 @@ def _ask(gateway: Gateway, session: SessionRecord, inputs: tuple[Input, ...], in
     "/{session_id}/context",
     summary="Exactly what would be sent",
     response_model=None,
-    responses=answers(200, ContextShape, errors=(400, 404)),
+    responses=answers(200, ContextShape, errors=(400, 404, 429)),
 )
 async def context(
     request: Request,
@@ -78,13 +82,14 @@ async def context(
     ask = _ask(gateway, session, inputs)
     history = await load(gateway.store, session, HEAD)
     policy = gateway.room.compactions.policy(session)
-    model = gateway.models.tokens(session.model)
+    model = read_at_home(session.model, history, gateway.models)
     placement = model.placement if model is not None else "exchange"
     folded = await history.head.load_items(placement, policy.reasoning)
     told: dict[str, Any] = {
         "object": "session.context",
         "model": session.model,
         "pin": history.pin.replica if history.pin is not None else None,
+        "prefix_bits": history.last.usage.get("prefix_bits") if history.last is not None else None,
     }
     messages = told["messages"] = chat_messages(ask, folded)
     if inputs:
@@ -99,35 +104,45 @@ async def context(
 
 
 async def _view(gateway: Gateway, session: SessionRecord, history: History) -> dict[str, Any]:
-    """What stands in the place of old turns, and which turns stay."""
+    """What stands in the place of old turns, and which turns stay: of the view, no more than is sent."""
     view, pinned = history.view, history.standing.pinned
     told: dict[str, Any] = {"compaction_id": view.id, "segments": [], "elisions": [], "pinned": []}
     if history.head.turn_id is None or not (view.id or pinned):
         return told
-    path = await gateway.store.path(session.tenant_id, session.id, history.head.turn_id)
-    seqs = {record.turn.id: record.turn.seq for record in path}
-    shown = {turn_id for turn_id in view.covered if turn_id not in pinned}
-    for segment in view.segments:
-        turns = [seqs[turn_id] for turn_id in segment.turn_ids if turn_id in shown]
-        told["segments"].append({**segment.as_json(), "turns": turns})
-    told["elisions"] = [{**cut.as_json(), "turn": seqs[cut.turn_id]} for cut in view.elisions]
+    turns = [r.turn for r in await gateway.store.path(session.tenant_id, session.id, history.head.turn_id)]
+    seqs = {turn.id: turn.seq for turn in turns}
+    sent = shown_entries(turns, view, pinned)
+    raw = {entry for entry in sent if isinstance(entry, str)}
+    for segment in sent:
+        if isinstance(segment, Segment):
+            told["segments"].append(
+                {
+                    **segment.as_json(),
+                    "turns": [seqs[id] for id in segment.turn_ids if id not in raw],
+                    "turns_beside": [seqs[id] for id in segment.turn_ids if id in raw],
+                }
+            )
+    cuts = [cut for cut in view.elisions if cut.turn_id in raw - pinned]
+    told["elisions"] = [{**cut.as_json(), "turn": seqs[cut.turn_id]} for cut in cuts]
     told["pinned"] = sorted(seqs[turn_id] for turn_id in pinned if turn_id in seqs)
     return told
 
 
 async def _standing(gateway: Gateway, session: SessionRecord, history: History) -> dict[str, Any]:
     """The path as it stands, with nothing new to send."""
-    model = gateway.models.tokens(session.model)
+    model = read_at_home(session.model, history, gateway.models)
     policy = gateway.room.compactions.policy(session)
     standing = await shown(model, standing_ask(session, policy), history)
     digest = hashlib.sha256(await standing.load_ids()).hexdigest() if standing.load_ids is not None else None
-    window, tokens = window_of(session.model, gateway.fleet, gateway.models), standing.tokens
+    report = await standing.load_report() if standing.load_report is not None else None
+    window = window_of(session.model, gateway.fleet, gateway.models, history)
+    reused = report.reused_tokens if report else 0
     told: dict[str, Any] = {
         "mode": "ids" if standing.model is not None else "chat",
         "prompt_sha256": digest,
-        "prefix_report": {},
+        "prefix_report": asdict(report) if report is not None else {},
     }
-    return _numbers(gateway, session, tokens, window, tokens) | told
+    return _numbers(gateway, session, standing.tokens, window, reused) | told
 
 
 async def _drafted(gateway: Gateway, session: SessionRecord, prepared: Prepared) -> dict[str, Any]:
@@ -189,7 +204,7 @@ def _numbers(
     "/{session_id}/count",
     summary="Count a draft with the model's own tokenizer and template",
     response_model=None,
-    responses=answers(200, CountShape, errors=(400, 404, 413, 415, 422)),
+    responses=answers(200, CountShape, errors=(400, 404, 413, 415, 422, 429)),
     openapi_extra=body_of(Count),
 )
 async def count(request: Request, caller: Caller, session_id: str) -> Response:

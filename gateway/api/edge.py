@@ -6,16 +6,21 @@ Origin the same host or an allowed one, so that no web page can reach the gatewa
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 from collections.abc import Callable
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.problems import bug_response, error_response
-from gateway.errors import BadRequest, Forbidden, GatewayError
+from gateway.errors import BadRequest, Forbidden, GatewayError, ShuttingDown, Unavailable
+from gateway.store.records import StoreUnavailable
+
+log = structlog.get_logger(__name__)
 
 
 class Edge:
@@ -51,6 +56,15 @@ class Edge:
             await self.app(scope, receive, sent)
         except GatewayError as error:
             await error_response(error, request_id)(scope, receive, sent)
+        except asyncio.CancelledError:  # the server's grace is over; where an answer began, it cuts the connection
+            if not started:
+                await error_response(ShuttingDown(), request_id)(scope, receive, sent)
+        except StoreUnavailable as error:
+            if started:
+                raise
+            log.warning("the database did not answer", request_id=request_id, reason=str(error))
+            told = Unavailable("the database does not answer", code="database_unavailable", retry_after_s=1.0)
+            await error_response(told, request_id)(scope, receive, sent)
         except Exception as error:
             response = bug_response(error, request_id, scope["path"])
             if started:

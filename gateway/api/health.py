@@ -1,4 +1,4 @@
-"""Health: `/livez` (the loop turns), `/readyz` (the store takes a write, a replica answers), `/metrics`."""
+"""Health: `/livez` (the loop turns), `/readyz` (the store takes a write, a replica takes turns), `/metrics`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from gateway.api.describe import inlined
-from gateway.api.state import gateway_of
+from gateway.api.state import Gateway, gateway_of
 from gateway.metrics import observe
 from gateway.store.records import StoreUnavailable
 
@@ -51,13 +51,25 @@ async def readyz(request: Request) -> Response:
         checks["store"] = "ok"
     except StoreUnavailable as error:
         checks["store"] = f"the database takes no write: {error}"
-    well = [r.name for r in gateway.fleet if r.available(gateway.fleet.now())]
-    checks["replicas"] = "ok" if well else "no replica answers"
+    checks["replicas"] = _replicas(gateway)
     if request.app.state.stopping:
         checks["shutdown"] = "the gateway is shutting down"
     ready = all(value == "ok" for value in checks.values())
     told = orjson.dumps({"ready": ready, "checks": checks})
     return Response(told, 200 if ready else 503, media_type="application/json")
+
+
+def _replicas(gateway: Gateway) -> str:
+    """One that answers is not enough: by ids a turn needs the model's tokenizer here, and proof that it reads them."""
+    why = "no replica answers"
+    for replica in gateway.fleet:
+        caps = replica.capabilities
+        if caps is None or not replica.available(gateway.fleet.now()):
+            continue
+        if caps.takes_chat or any(gateway.models.by_ids(model, replica) for model in caps.models):
+            return "ok"
+        why = "no tokenizer is loaded of those that answer; the dashboard says why"
+    return why
 
 
 @router.get(

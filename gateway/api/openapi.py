@@ -11,6 +11,8 @@ from fastapi import FastAPI
 from gateway.api.describe import problem
 
 OPEN = frozenset({"/livez", "/readyz", "/metrics"})  # paths that need no key
+EDGE = (400, 403, 431, 500)  # a Host that is none, or may not ask; too many headers; our own mistake
+ANYWHERE = (*EDGE, 408, 413, 415)  # a body comes too slowly, is too large or of another kind: also where none is taken
 BEARER = {
     "type": "http",
     "scheme": "bearer",
@@ -40,15 +42,25 @@ TAKES = {  # (method, path) -> headers
         "X-Turnkeep-History",
         "X-Turnkeep-On-Disconnect",
     ),
+    ("post", "/v1/messages"): ("Idempotency-Key", "X-Session-Id", "X-Turnkeep-History", "X-Turnkeep-On-Disconnect"),
+    ("post", "/v1/responses"): ("Idempotency-Key",),
+    ("get", "/v1/responses/{response_id}"): ("Last-Event-ID",),
     ("post", "/v1/sessions"): ("Idempotency-Key",),
     ("patch", "/v1/sessions/{session_id}"): ("If-Match",),
     ("post", "/v1/sessions/{session_id}/turns"): ("Idempotency-Key",),
     ("post", "/v1/sessions/{session_id}/turns/{turn}/edit"): ("Idempotency-Key",),
     ("post", "/v1/sessions/{session_id}/turns/{turn}/regenerate"): ("Idempotency-Key",),
+    ("get", "/v1/sessions/{session_id}/compactions/stream"): ("Last-Event-ID",),
     ("get", "/v1/sessions/{session_id}/stream"): ("Last-Event-ID",),
     ("get", "/v1/sessions/{session_id}/turns/{turn}/stream"): ("Last-Event-ID",),
 }
-PARAMETERS = {"session_id": "The session's id.", "turn": "The turn's id, or its seq."}
+PARAMETERS = {
+    "session_id": "The session's id.",
+    "turn": "The turn's id, or its seq.",
+    "response_id": "The response's id, as its answer told it.",
+    "conversation_id": "The conversation's id; any session's is one.",
+    "item_id": "The item's id, as lists tell it.",
+}
 
 
 def describer(app: FastAPI) -> Callable[[], dict[str, Any]]:
@@ -64,7 +76,7 @@ def describer(app: FastAPI) -> Callable[[], dict[str, Any]]:
 
 
 def completed(told: dict[str, Any]) -> dict[str, Any]:
-    """With auth, headers, the errors that any route can give; without the framework's own 422."""
+    """With auth, headers, the errors that any route can give (in order); without the framework's own 422."""
     told["security"] = [{"apiKey": []}]
     told["components"] = {"securitySchemes": {"apiKey": BEARER}}
     for path, methods in told["paths"].items():
@@ -77,9 +89,8 @@ def _complete(operation: dict[str, Any], path: str, method: str) -> None:
     answers = operation["responses"]
     if "$ref" in str(answers.get("422", "")):
         del answers["422"]
-    if "requestBody" in operation:
-        answers.setdefault("408", problem(408))
-    answers.setdefault("431", problem(431))
+    for status in EDGE if path in OPEN else ANYWHERE:
+        answers.setdefault(str(status), problem(status))
     if path in OPEN:
         operation["security"] = []
     parameters = operation.setdefault("parameters", [])

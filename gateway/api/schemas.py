@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from gateway.policy import CompactionFields
+from gateway.policy import CacheFields, CompactionFields
 
 Temperature = Annotated[float, Field(ge=0, le=2, allow_inf_nan=False, description="0 is greedy.")]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -123,6 +123,7 @@ class ChatBody(SamplingFields):
         None, description="What becomes of the history; the header X-Turnkeep-History says the same."
     )
     on_disconnect: Literal["cancel", "finish"] | None = None
+    cache: CacheFields | None = None
 
 
 class Policy(CompactionFields):
@@ -130,6 +131,7 @@ class Policy(CompactionFields):
 
     on_disconnect: Literal["cancel", "finish"] | None = None
     max_output_tokens: Tokens | None = None
+    cache: CacheFields | None = None
 
 
 class SessionCreate(BaseModel):
@@ -174,6 +176,7 @@ class AnswerFields(SamplingFields):
     chat_template_kwargs: dict[Text64, bool | int | float | Text512 | None] | None = None
     stream: bool | None = None
     on_disconnect: Literal["cancel", "finish"] | None = None
+    cache: CacheFields | None = Field(None, description="For this turn; else the session's policy.")
 
 
 class TurnCreate(AnswerFields):
@@ -247,6 +250,12 @@ class SessionShape(BaseModel):
     archived_at: float | None
 
 
+class ImportShape(SessionShape):
+    imported: dict[str, int] = Field(
+        description="turns; compactions_left_out: a file's summaries are not taken over, but made anew when needed."
+    )
+
+
 class SessionList(BaseModel):
     object: Literal["list"]
     data: list[SessionShape]
@@ -265,7 +274,10 @@ class TurnShape(BaseModel):
     input: list[Object]
     output: list[Object]
     finish_reason: str | None
-    usage: Object = Field(description="prompt_tokens, output_tokens, cached_tokens (null: the engine does not say).")
+    usage: Object = Field(
+        description="prompt_tokens, output_tokens, cached_tokens (null: the engine does not say), "
+        "prefix_bits: the fewest bits of K/V that the answer rests on, 16 for full ones, where the engine tells."
+    )
     placement: Object = Field(description="replica, reason, expected_cached_tokens.")
     prefix_report: Object = Field(description="How much of the path before was reused; the first token that differs.")
     pinned: bool = Field(description="It stays as it is, whatever is compacted.")
@@ -285,7 +297,12 @@ class CompactionShape(BaseModel):
         description="Way, ranges of turns with their budgets, merges, cuts, tokens before and after, and the priced "
         "options; or the reason why there is none, with the numbers."
     )
-    reason: str | None = Field(None, description="Of a plan that came to nothing.")
+    reason: str | None = Field(
+        None,
+        description="Why nothing was done. Of a plan: off, nothing, gain, floor. Else no_turns, running (at another "
+        "gateway), changed (pins and reverts keep coming).",
+    )
+    message: str | None = Field(None, description="That in words, where `plan` has no numbers.")
     id: str | None = None
     number: int | None = Field(None, description="Order of begin in the session, from 1.")
     trigger: Literal["background", "foreground", "manual"] | None = None
@@ -324,6 +341,20 @@ class ReceiptShape(BaseModel):
     at: float
 
 
+class SuspendedShape(BaseModel):
+    """Where a session's KV lies. `tier`, `blocks` and `bytes` after suspend; blocks by tier after resume."""
+
+    id: str
+    replica: str
+    tokens: int
+    tier: Literal["host", "disk"] | None = None
+    blocks: int | None = None
+    bytes: int | None = None
+    device: int | None = None
+    host: int | None = None
+    disk: int | None = None
+
+
 class ContextPart(BaseModel):
     part: str = Field(description="system, tools, history, input, template.")
     tokens: int
@@ -336,7 +367,9 @@ class ContextShape(BaseModel):
     mode: Literal["ids", "chat"]
     model: str
     messages: list[Object]
-    prompt_tokens: int
+    prompt_tokens: int = Field(
+        description="Without a turn: system prompt, tools and what the template puts around a first message."
+    )
     window: int | None
     used_ratio: float | None
     headroom_tokens: int | None
@@ -347,11 +380,17 @@ class ContextShape(BaseModel):
     parts: list[ContextPart]
     policy: Object = Field(description="The compaction policy that holds for the session.")
     compaction_id: str | None = Field(description="The compaction through which the path is seen.")
-    segments: list[Object] = Field(description="Summaries, each with the seqs of its turns and its ledger.")
+    segments: list[Object] = Field(
+        description="Summaries that are sent, each with its ledger, the seqs of its turns, and of those it tells of "
+        "that are sent whole all the same, pinned since (turns_beside)."
+    )
     elisions: list[Object] = Field(description="Parts of kept turns that were cut out, and what stands there.")
     pinned: list[int] = Field(description="Seqs of the path's pinned turns.")
     prefix_report: Object
     pin: str | None = Field(description="The replica that ran the last turn.")
+    prefix_bits: int | None = Field(
+        description="The fewest bits of K/V that the last answer rested on; null where its replica does not tell."
+    )
 
 
 class CountShape(BaseModel):

@@ -15,7 +15,7 @@ from gateway.api.asked import plain, tools_of
 from gateway.api.body import json_object, validated
 from gateway.api.chat import idempotency_key_of
 from gateway.api.describe import answers, body_of
-from gateway.api.schemas import ReceiptShape, SessionCreate, SessionList, SessionPatch, SessionShape
+from gateway.api.schemas import Policy, ReceiptShape, SessionCreate, SessionList, SessionPatch, SessionShape
 from gateway.api.shapes import receipt_json, session_json
 from gateway.api.state import Gateway, gateway_of
 from gateway.errors import BadRequest, Conflict, NotFound, PreconditionFailed, PreconditionRequired, Unprocessable
@@ -46,8 +46,8 @@ def shown(record: SessionRecord) -> dict[str, Any]:
     return told
 
 
-def session_response(record: SessionRecord, status: int = 200) -> Response:
-    return json_response(shown(record), status, {"etag": f'"{record.version}"'})
+def session_response(record: SessionRecord, status: int = 200, **more: Any) -> Response:
+    return json_response({**shown(record), **more}, status, {"etag": f'"{record.version}"'})
 
 
 async def session_of(gateway: Gateway, caller: Identity, session_id: str) -> SessionRecord:
@@ -74,6 +74,18 @@ def check_served(gateway: Gateway, model: str | None) -> None:
         )
 
 
+def check_summariser(gateway: Gateway, policy: Policy | None) -> None:
+    """Raises BadRequest for a summariser that none of the known replicas serves. One that goes away later is no error:
+    summaries are extracted then."""
+    served, named = gateway.fleet.models, policy.summariser if policy is not None else None
+    if named is not None and served and named not in served:
+        raise BadRequest(
+            f"policy.summariser: the model {named[:100]!r} is not served here; served are: {', '.join(served)}",
+            code="model_not_found",
+            param="policy.summariser",
+        )
+
+
 @router.post(
     "",
     status_code=201,
@@ -88,6 +100,7 @@ async def create_session(request: Request, caller: Caller) -> Response:
     body, raw = await json_object(request, gateway.settings, empty=True)
     asked = validated(SessionCreate, raw)
     check_served(gateway, asked.model)
+    check_summariser(gateway, asked.policy)
     key = idempotency_key_of(request)
     session_id = asked.id
     if session_id is None:
@@ -98,7 +111,7 @@ async def create_session(request: Request, caller: Caller) -> Response:
     new = NewSession(
         id=session_id,
         tenant_id=caller.tenant_id,
-        model=asked.model or _default_model(gateway),
+        model=asked.model or default_model(gateway),
         system=asked.system,
         tools=tools_of(asked.tools),
         title=asked.title,
@@ -123,7 +136,7 @@ async def create_session(request: Request, caller: Caller) -> Response:
         return session_response(existing, 201)
 
 
-def _default_model(gateway: Gateway) -> str:
+def default_model(gateway: Gateway) -> str:
     models = gateway.fleet.models
     if not models:
         return gateway.settings.model
@@ -133,6 +146,14 @@ def _default_model(gateway: Gateway) -> str:
 Limit = Annotated[int, Query(ge=1, le=100, description="Most entries of one page.")]
 Moment = Annotated[float | None, Query(ge=0, le=1e11, allow_inf_nan=False, description="Seconds since 1970.")]
 Word = Annotated[str | None, Query(max_length=256)]
+BY_METADATA = {
+    "name": "metadata",
+    "in": "query",
+    "style": "deepObject",
+    "explode": True,
+    "description": "Only sessions with this in their metadata: metadata[KEY]=VALUE.",
+    "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+}
 
 
 @router.get(
@@ -140,6 +161,7 @@ Word = Annotated[str | None, Query(max_length=256)]
     summary="List sessions, newest first",
     response_model=None,
     responses=answers(200, SessionList, errors=(400,)),
+    openapi_extra={"parameters": [BY_METADATA]},
 )
 async def list_sessions(
     request: Request,
@@ -197,6 +219,7 @@ async def patch_session(request: Request, caller: Caller, session_id: str) -> Re
     session = await session_of(gateway, caller, session_id)
     version = _version(request.headers.get("if-match"), session)
     check_served(gateway, asked.model)
+    check_summariser(gateway, asked.policy)
     changes = _changes(asked, raw, session, gateway)
     if not changes:
         return session_response(session)
@@ -270,21 +293,29 @@ async def archive_session(request: Request, caller: Caller, session_id: str) -> 
 async def delete_session(request: Request, caller: Caller, session_id: str) -> Response:
     """A running turn is stopped; turns, items, ids and events go, and so does the KV that the engines keep."""
     gateway = gateway_of(request)
-    running = gateway.registry.of_session(caller.tenant_id, session_id)
     await session_of(gateway, caller, session_id)
-    receipt = await gateway.store.delete_session(caller.tenant_id, session_id)
+    receipt = await erased(gateway, caller.tenant_id, session_id)
     if receipt is None:
         raise no_session(session_id)
+    return json_response(receipt)
+
+
+async def erased(gateway: Gateway, tenant_id: str, session_id: str) -> dict[str, Any] | None:
+    """Erase a session everywhere -> its receipt. None: there is no such session."""
+    running = gateway.registry.of_session(tenant_id, session_id)
+    receipt = await gateway.store.delete_session(tenant_id, session_id)
+    if receipt is None:
+        return None
     if running is not None:
         running.cancel("session_deleted")
         await running.wait_end()
-    gateway.room.forget(caller.tenant_id, session_id)
+    gateway.room.forget(tenant_id, session_id)
     told = receipt_json(receipt)
-    told["erased"]["engine_caches"] = await _forget(gateway, caller.tenant_id, session_id)
-    return json_response(told)
+    told["erased"]["engine_caches"] = await forget_in_engines(gateway, tenant_id, session_id)
+    return told
 
 
-async def _forget(gateway: Gateway, tenant_id: str, session_id: str) -> int:
+async def forget_in_engines(gateway: Gateway, tenant_id: str, session_id: str) -> int:
     """Ask every replica to drop the session's cache; how many did."""
     name, done = gateway.room.session_name(tenant_id, session_id), 0
     for replica in gateway.fleet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gateway.sessions.compaction_events import shown
 from gateway.sessions.history import TAIL
 from gateway.store.compaction_records import CompactionRecord
 from gateway.store.records import Receipt, SessionRecord, TurnRecord
@@ -82,21 +83,4 @@ def receipt_json(receipt: Receipt) -> dict[str, Any]:
 
 def compaction_json(record: CompactionRecord) -> dict[str, Any]:
     view: Mapping[str, Any] = record.view or {}
-    return {
-        "id": record.id,
-        "object": "compaction",
-        "session_id": record.session_id,
-        "number": record.number,
-        "status": record.status,
-        "trigger": record.trigger,
-        "base_id": record.base_id,
-        "head_turn_id": record.head_turn_id,
-        "anchor_turn_id": record.anchor_turn_id,
-        "plan": dict(record.plan),
-        "segments": list(view.get("segments", ())),
-        "elisions": list(view.get("elisions", ())),
-        "report": dict(record.report),
-        "error": record.error,
-        "created_at": record.created_at,
-        "completed_at": record.completed_at,
-    }
+    return {**shown(record), **{name: list(view.get(name, ())) for name in ("segments", "elisions")}}

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.api.access import Access
+    from gateway.api.responses.ids import ResponseIds
+    from gateway.api.responses.sealed import ContentSeal
     from gateway.fleet.fleet import Fleet
+    from gateway.fleet.roster import Roster
     from gateway.sessions.models import Models
     from gateway.sessions.registry import Registry
     from gateway.sessions.room import TurnRoom
@@ -24,6 +27,8 @@ class Gateway:
     settings: Settings
     store: Store
     fleet: Fleet
+    roster: Roster
+    seal: Callable[[str, str], bytes]  # (an API key of another server, what for) -> as it is stored
     models: Models
     registry: Registry
     room: TurnRoom
@@ -31,6 +36,8 @@ class Gateway:
     clock: Callable[[], float]
     new_id: Callable[[str], str]
     key_id_of: Callable[[str, str], str]  # (tenant, idempotency key) -> the session id made for it
+    response_ids: ResponseIds
+    content_seal: ContentSeal
 
 
 def gateway_of(request: Request) -> Gateway:

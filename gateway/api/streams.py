@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -116,6 +117,12 @@ async def _heartbeat(send: Send, every_s: float) -> None:
     while True:
         await asyncio.sleep(every_s)
         await send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
+
+
+def last_event_id(request: Request, starting_after: int) -> int:
+    """The sequence number to go on after: of the header Last-Event-ID, where it is one."""
+    last = request.headers.get("last-event-id", "")
+    return int(last) if last.isascii() and last.isdigit() and len(last) < 10 else starting_after
 
 
 def event(data: bytes, *, name: str | None = None, id: int | None = None) -> bytes:

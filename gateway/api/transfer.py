@@ -10,47 +10,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from compression.conversation import Item, TurnStatus
 from gateway.api.access import needs
 from gateway.api.asked import plain, tools_of
-from gateway.api.body import parse_object, read_body, validated
+from gateway.api.body import read_body, validated
 from gateway.api.describe import answers
-from gateway.api.schemas import SessionCreate, SessionShape
-from gateway.api.sessions import REQUEST_MARK, session_of, session_response
+from gateway.api.imported import FORMAT, ImportedTurn, parse_lines
+from gateway.api.schemas import ImportShape, SessionCreate
+from gateway.api.sessions import REQUEST_MARK, check_summariser, session_of, session_response
 from gateway.api.shapes import compaction_json
 from gateway.api.state import Gateway, gateway_of
-from gateway.errors import BadRequest, Conflict
+from gateway.errors import BadRequest, Conflict, TooLarge
+from gateway.sessions.command import Ask
 from gateway.sessions.history import TAIL
-from gateway.sessions.items import check_pairs, meaning, open_calls, parse_items, root_meaning
+from gateway.sessions.items import meaning, root_meaning
+from gateway.sessions.pins import check_pinned
 from gateway.store.records import BeginTurn, Begun, DuplicateId, FinishTurn, NewSession, SessionRecord, TurnRecord
 from gateway.store.sessions import Store
 from gateway.tenancy import Identity
 
 router = APIRouter(prefix="/v1/sessions", tags=["Sessions"])
 Caller = Annotated[Identity, Depends(needs("sessions"))]
-FORMAT = 1
 PAGE = 100
-STATUS: dict[str, TurnStatus] = {
-    "completed": "completed",
-    "incomplete": "incomplete",
-    "failed": "failed",
-    "in_progress": "incomplete",
-}
 LINES = "application/x-ndjson"
 IMPORT_TYPES = frozenset({LINES, "application/jsonl", "application/json"})
-HEAD_FIELDS = {"object", "format", "id", "model", "system", "tools", "title", "user_ref", "metadata", "policy"}
-HEAD_FIELDS |= {"head_turn_id", "created_at"}
-TURN_FIELDS = {"object", "id", "parent_id", "seq", "status", "model", "finish_reason", "input", "output", "usage"}
-TURN_FIELDS |= {"created_at", "pinned"}
-COUNTS = ("prompt_tokens", "output_tokens", "cached_tokens")
-MAX_TURNS = 10_000
 
 
 @router.get(
@@ -126,7 +114,7 @@ def _turn(record: TurnRecord) -> dict[str, Any]:
     summary="Make a session from exported JSON lines",
     response_model=None,
     status_code=201,
-    responses=answers(201, SessionShape, errors=(400, 409, 413, 415, 422)),
+    responses=answers(201, ImportShape, errors=(400, 409, 413, 415, 422)),
     openapi_extra={"requestBody": {"required": True, "content": {LINES: {"schema": {"type": "string"}}}}},
 )
 async def import_session(
@@ -136,12 +124,18 @@ async def import_session(
         str | None, Query(pattern=r"^[A-Za-z0-9_.:@/+=-]{1,128}$", description="Another id for the new session.")
     ] = None,
 ) -> Response:
-    """Tool calls and outputs are paired anew; token ids and summaries are made when needed. All or nothing."""
+    """Tool calls and outputs are paired anew; token ids and summaries are made when needed: a file's are not trusted,
+    and `imported` says how many compactions were left out. Pins have the budget that they have one by one. All or
+    nothing."""
     gateway = gateway_of(request)
     limit, pause_s = gateway.settings.max_image_body_bytes, gateway.settings.body_timeout_s
     body = await read_body(request, limit, pause_s=pause_s, types=IMPORT_TYPES)
-    head, turns = await asyncio.to_thread(parse_lines, body)
+    head, turns, left_out = await asyncio.to_thread(parse_lines, body)
     new = _new_session(gateway, caller, head, id)
+    ask = Ask(new.model, (), new.system, tools=tuple(dict(tool) for tool in new.tools))
+    _check_sizes(gateway, new.model, turns)
+    pinned = frozenset(turn.id for turn in turns if turn.pinned)
+    await check_pinned(gateway.room, ask, [turn.standing() for turn in turns], pinned)
     try:
         made = await gateway.store.create_session(new)
     except DuplicateId:
@@ -151,92 +145,23 @@ async def import_session(
     except BaseException:
         await gateway.store.delete_session(caller.tenant_id, made.id)
         raise
-    return session_response(await session_of(gateway, caller, made.id), 201)
+    imported = {"turns": len(turns), "compactions_left_out": left_out}
+    return session_response(await session_of(gateway, caller, made.id), 201, imported=imported)
 
 
-@dataclass(frozen=True, slots=True)
-class ImportedTurn:
-    id: str
-    parent_id: str | None
-    status: TurnStatus
-    model: str
-    finish_reason: str | None
-    input: tuple[Item, ...]
-    output: tuple[Item, ...]
-    usage: Mapping[str, Any]
-    open_calls: Mapping[str, str]
-    pinned: bool = False
-
-
-def parse_lines(body: bytes) -> tuple[dict[str, Any], list[ImportedTurn]]:
-    """Every line checked. Raises BadRequest or Unprocessable that names the line."""
-    lines = [line for line in body.split(b"\n") if line.strip()]
-    if not lines:
-        raise BadRequest("the body holds no lines", code="invalid_import")
-    head = parse_object(lines[0])
-    if head.get("object") != "session" or head.get("format") != FORMAT:
-        raise BadRequest(f'line 1 must be the session, with "format": {FORMAT}', code="invalid_import")
-    _check_fields(head, HEAD_FIELDS, "line 1")
-    if len(lines) > MAX_TURNS + 1:
-        raise BadRequest(f"the file has {len(lines) - 1} turns of at most {MAX_TURNS}", code="invalid_import")
-    known: dict[str, ImportedTurn] = {}
-    for number, line in enumerate(lines[1:], 2):
-        raw = parse_object(line)
-        if raw.get("object") == "compaction":
-            continue  # a file's summaries are not trusted: they are made anew when needed
-        turn = _parse_turn(raw, known, number, str(head.get("model")))
-        known[turn.id] = turn
-    if head.get("head_turn_id") is not None and head["head_turn_id"] not in known:
-        raise BadRequest("line 1: head_turn_id names no turn of this file", code="invalid_import")
-    return head, list(known.values())
-
-
-def _parse_turn(raw: Mapping[str, Any], known: Mapping[str, ImportedTurn], number: int, model: str) -> ImportedTurn:
-    where = f"line {number}"
-    turn_id, parent_id = raw.get("id"), raw.get("parent_id")
-    _check_fields(raw, TURN_FIELDS, where)
-    if raw.get("object") != "turn" or not isinstance(turn_id, str) or not turn_id or turn_id in known:
-        raise BadRequest(f"{where} must be a turn with an id of its own", code="invalid_import")
-    if parent_id is not None and (not isinstance(parent_id, str) or parent_id not in known):
-        raise BadRequest(f"{where}: parent_id names no earlier turn", code="invalid_import")
-    status = STATUS.get(str(raw.get("status")))
-    if status is None:
-        raise BadRequest(f"{where}: status is completed, incomplete or failed", code="invalid_import")
-    given = tuple(parse_items(raw.get("input"), param=f"{where}.input"))
-    if not isinstance(raw.get("output"), list | None):
-        raise BadRequest(f"{where}: output is a list of items", code="invalid_import")
-    output = tuple(parse_items(raw["output"], param=f"{where}.output")) if raw.get("output") else ()
-    if not isinstance(raw.get("model"), str | None):
-        raise BadRequest(f"{where}: model is a string", code="invalid_import")
-    waiting = dict(known[parent_id].open_calls) if parent_id is not None else {}
-    check_pairs(waiting, given, param=f"{where}.input")
-    answered = {item.payload["call_id"] for item in given if item.type == "function_call_output"}
-    calls = {**{k: v for k, v in waiting.items() if k not in answered}, **open_calls((*given, *output))}
-    usage = raw.get("usage")
-    reason = raw.get("finish_reason")
-    return ImportedTurn(
-        turn_id,
-        parent_id,
-        status,
-        (raw.get("model") or model)[:256],
-        reason[:64] if isinstance(reason, str) else None,
-        given,
-        output,
-        _usage(usage) if isinstance(usage, dict) else {},
-        calls,
-        raw.get("pinned") is True,
-    )
-
-
-def _check_fields(raw: Mapping[str, Any], known: set[str], where: str) -> None:
-    if unknown := next((name for name in raw if name not in known), None):
-        shown = unknown[:64]
-        raise BadRequest(f"{where}: {shown} is not a field here", code="unknown_field", param=shown)
-
-
-def _usage(raw: Mapping[str, Any]) -> dict[str, int]:
-    """The token counts among what the file says; other words are not ours."""
-    return {name: value for name in COUNTS if type(value := raw.get(name)) is int and 0 <= value < 2**53}
+def _check_sizes(gateway: Gateway, model: str, turns: list[ImportedTurn]) -> None:
+    """Raises TooLarge for a text that the tokenizer would refuse: no turn could follow it, and no compaction."""
+    tokens = gateway.models.tokens(model)
+    if tokens is None:
+        return
+    limit = tokens.max_bytes
+    for turn in turns:
+        size = max((len(item.text.encode()) for item in (*turn.input, *turn.output)), default=0)
+        if size > limit:
+            raise TooLarge(
+                f"turn {turn.id[:64]!r} holds a text of {size} bytes; at most {limit} are tokenized for {model[:100]}",
+                details={"bytes": size, "limit": limit},
+            )
 
 
 def _new_session(gateway: Gateway, caller: Identity, head: Mapping[str, Any], new_id: str | None) -> NewSession:
@@ -244,6 +169,7 @@ def _new_session(gateway: Gateway, caller: Identity, head: Mapping[str, Any], ne
     asked = validated(SessionCreate, {k: head[k] for k in names if head.get(k) is not None})
     if asked.model is None:
         raise BadRequest("line 1: model is missing", code="invalid_import")
+    check_summariser(gateway, asked.policy)
     return NewSession(
         id=new_id or asked.id or gateway.new_id("sess"),
         tenant_id=caller.tenant_id,

@@ -8,11 +8,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from gateway.api.access import needs
-from gateway.api.asked import choice_of, format_of, shape_of
+from gateway.api.asked import choice_of, format_of, plain, shape_of
 from gateway.api.body import json_object, validated
 from gateway.api.chat import idempotency_key_of
 from gateway.api.describe import answers, body_of
@@ -20,8 +21,9 @@ from gateway.api.schemas import AnswerFields, Edit, Regenerate, TurnCreate, Turn
 from gateway.api.sessions import json_response, session_of
 from gateway.api.shapes import turn_json
 from gateway.api.state import Gateway, gateway_of
-from gateway.api.streams import Awaited, EventStream, event
+from gateway.api.streams import Awaited, EventStream, event, last_event_id
 from gateway.errors import BadRequest, Conflict, NotFound, UpstreamFailed
+from gateway.policy import min_bits_of
 from gateway.sessions.command import Ask, Input, TurnCommand
 from gateway.sessions.events import event_json, event_type
 from gateway.sessions.items import check_answerable, parse_items
@@ -34,7 +36,8 @@ from gateway.tenancy import Identity
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["Turns"])
 Caller = Annotated[Identity, Depends(needs("sessions"))]
-TURN_ERRORS = (400, 404, 409, 413, 415, 422, 502, 503, 504)
+HANDED_OVER = "session.turn.handed_over"
+TURN_ERRORS = (400, 404, 409, 413, 415, 422, 429, 502, 503, 504)
 
 
 @router.post(
@@ -105,6 +108,7 @@ def _command(
             template_options=asked.chat_template_kwargs or {},
             old_reasoning=policy.reasoning,
             kv_shift=policy.kv_shift,
+            min_bits=min_bits_of({"cache": plain(asked.cache)}, session.policy),
             shape=shape_of(asked, max_tokens=limit, logprobs=asked.logprobs, top=asked.top_logprobs),
         )
 
@@ -141,8 +145,8 @@ def respond(gateway: Gateway, command: TurnCommand, *, stream: bool) -> Response
 
 
 async def _ended(gateway: Gateway, run: TurnRun, ended: TurnEnded) -> Response:
-    if ended.status == "failed":
-        error = ended.error or {}
+    error = ended.error or {}
+    if ended.status == "failed" or error.get("partial"):
         raise run.failure or UpstreamFailed(str(error.get("message", "the turn failed")), code=str(error.get("code")))
     assert run.session_id is not None
     record = await gateway.store.get_turn(run.tenant_id, run.session_id, run.turn_id)
@@ -172,6 +176,9 @@ async def _events(run: TurnRun, after: int) -> AsyncGenerator[bytes, None]:
             pieces += 1
             yield held + encoded
             held = b""
+    if run.moved:  # no number: it is none of the turn's events, and what the reader has seen stays the last
+        told = {"type": HANDED_OVER, "turn": {"id": run.turn_id, "session_id": run.session_id}}
+        yield held + event(orjson.dumps(told), name=HANDED_OVER)
 
 
 async def turn_of(gateway: Gateway, session: SessionRecord, turn: str) -> TurnRecord:
@@ -294,6 +301,8 @@ async def cancel(request: Request, caller: Caller, session_id: str, turn: str) -
     run = gateway.registry.find(caller.tenant_id, record.turn.id, record.fence)
     if run is not None and run.ended is None:
         run.cancel("cancelled")
+        if run.cancel_reason == "gateway_shutdown":  # it is being handed over: whoever takes it must hear of it
+            await gateway.store.request_cancel(caller.tenant_id, session_id, record.turn.id)
     elif not await gateway.store.request_cancel(caller.tenant_id, session_id, record.turn.id):
         raise Conflict(f"the turn is {record.turn.status}: there is nothing to stop", code="turn_not_running")
     return json_response(turn_json(record), 202)
@@ -340,8 +349,7 @@ async def stream_session(
 
 
 def _resume(request: Request, gateway: Gateway, record: TurnRecord, starting_after: int) -> Response:
-    last = request.headers.get("last-event-id", "")
-    after = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else starting_after
+    after = last_event_id(request, starting_after)
 
     async def source() -> AsyncGenerator[bytes, None]:
         async with aclosing(resumed(gateway.room, record, after)) as events:

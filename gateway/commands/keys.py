@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from gateway.commands.failure import CommandFailed, ExitCode
-from gateway.commands.options import Config, Database, Json, print_json, print_rows, settings_of
+from gateway.commands.options import Config, Database, Json, date, print_json, print_rows, settings_of
 from gateway.commands.storage import secret_of, with_store
 from gateway.store.records import KeyRecord
 from gateway.tenancy import DEFAULT_TENANT, SCOPES, USER_SCOPES, new_key
@@ -66,8 +65,8 @@ def list_keys(
             r.tenant_id,
             r.name,
             " ".join(sorted(r.scopes)),
-            _date(r.created_at),
-            _date(r.last_used_at),
+            date(r.created_at),
+            date(r.last_used_at),
             _state(r),
         )
         for r in records
@@ -107,9 +106,5 @@ def _told(record: KeyRecord) -> dict[str, Any]:
 
 def _state(record: KeyRecord) -> str:
     if record.revoked_at is not None:
-        return f"revoked {_date(record.revoked_at)}"
-    return "good" if record.expires_at is None else f"ends {_date(record.expires_at)}"
-
-
-def _date(instant: float | None) -> str:
-    return "" if instant is None else datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M")
+        return f"revoked {date(record.revoked_at)}"
+    return "good" if record.expires_at is None else f"ends {date(record.expires_at)}"

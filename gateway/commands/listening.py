@@ -1,6 +1,7 @@
 """Where the gateway listens, and how it starts and stops. Knows no settings and no app.
 
-SIGTERM or SIGINT: no new connections, running answers get `grace_s`, the app's lifespan ends, exit 0
+SIGTERM or SIGINT: no new connections, running answers get `grace_s`, what still runs goes to another gateway or is cut
+                   short, the app's lifespan ends, exit 0
 a second one:      exit at once, status 128 + signal
 """
 
@@ -25,6 +26,7 @@ from gateway.commands.failure import CommandFailed, ExitCode
 
 WRITE_TIMEOUT_S = 60.0  # a client that reads nothing for this long is gone: it holds buffers, and perhaps a turn
 GC_ALLOCATIONS = 5_000  # before the collector looks; a turn makes hundreds, and next to none of them in cycles
+HANDOVER_S = 75.0  # after the grace: turns go to other gateways, and their streams end
 STARTUP_FAILED = 3  # uvicorn's exit status when the lifespan did not start
 
 
@@ -72,7 +74,7 @@ def run_until_signal(app: Any, listener: socket.socket, *, grace_s: float, on_re
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=max(1, round(grace_s)),
+        timeout_graceful_shutdown=max(1, round(grace_s + HANDOVER_S)),
     )
     try:
         _Server(config, on_ready).run(sockets=[listener])

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ def settings_of(config: Path | None, **command_line: Any) -> Settings:
 
 
 def print_rows(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """A table on a terminal; elsewhere lines of tab-separated values, so that other programs can read them."""
+    """A table on a terminal, without columns that hold nothing; elsewhere tab-separated lines, for other programs."""
     if not rows:
         typer.echo(empty, err=True)
         return
@@ -45,11 +46,29 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empt
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    told = filled(rows)
+    for nth in told:
+        table.add_column(columns[nth], overflow="fold", min_width=len(columns[nth]), no_wrap=nth == 0)
     for row in rows:
-        table.add_row(*(Text("" if value is None else _one_line(str(value))) for value in row))
+        table.add_row(*(Text("" if row[nth] is None else _one_line(str(row[nth]))) for nth in told))
     Console().print(table)
+
+
+def filled(rows: Sequence[Sequence[object]]) -> list[int]:
+    """The columns in which some row says something."""
+    return [
+        nth for nth, column in enumerate(zip(*rows, strict=True)) if any(value not in (None, "") for value in column)
+    ]
+
+
+def date(instant: float | None) -> str:
+    """Seconds since 1970 as people read them, in UTC."""
+    return "" if instant is None else datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def moment(instant: float) -> str:
+    """Seconds since 1970 as people read them, in UTC, to the millisecond."""
+    return datetime.fromtimestamp(instant, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:

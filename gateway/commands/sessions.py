@@ -9,7 +9,7 @@ import typer
 
 from gateway.client import session_path
 from gateway.commands.gateway_call import DEFAULT_URL, Url, call
-from gateway.commands.options import Json, print_json, print_rows
+from gateway.commands.options import Json, date, print_json, print_rows
 
 app = typer.Typer(no_args_is_help=True, help="Sessions of a running gateway.")
 SessionId = Annotated[str, typer.Argument(help="The session's id.")]
@@ -27,7 +27,7 @@ def list_sessions(
     if json:
         print_json(page)
         return
-    rows = [(s["id"], s.get("title"), s.get("model"), s.get("status"), s.get("updated_at")) for s in page["data"]]
+    rows = [(s["id"], s.get("title"), s.get("model"), s.get("status"), date(s.get("updated_at"))) for s in page["data"]]
     print_rows(("ID", "TITLE", "MODEL", "STATUS", "UPDATED"), rows, empty="There is no session yet: `turnkeep chat`.")
     if page.get("next_cursor"):
         typer.echo(f"more: turnkeep sessions list --cursor {page['next_cursor']}", err=True)
@@ -51,9 +51,33 @@ def show(session_id: SessionId, json: Json = False, url: Url = DEFAULT_URL) -> N
     if json:
         print_json({"session": session, "turns": turns})
         return
-    print_rows(("FIELD", "VALUE"), [(name, value) for name, value in session.items() if value], empty="")
+    fields = [(name, date(value) if name.endswith("_at") else value) for name, value in session.items() if value]
+    print_rows(("FIELD", "VALUE"), fields, empty="")
     rows = [(turn.get("seq"), turn.get("status"), turn_line(turn)) for turn in turns]
     print_rows(("TURN", "STATUS", "TEXT"), rows, empty="It has no turn yet.")
+
+
+@app.command()
+def compact(
+    session_id: SessionId,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only plan, and show the price of each way.")] = False,
+    strategy: Annotated[
+        str | None, typer.Option(help="summarize, extract or trim; default: the session's own.")
+    ] = None,
+    json: Json = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Compact a session now: old turns become short summaries. The turns themselves stay."""
+    asked: dict[str, Any] = {"dry_run": dry_run} | ({"strategy": strategy} if strategy else {})
+    made = call(url, lambda gateway: gateway.post(session_path(session_id, "compact"), asked))
+    if json:
+        print_json(made)
+        return
+    typer.echo(compaction_line(made))
+    rows = [
+        (o["way"], o["tokens_after"], round(o["worth"]), o["why"] or "open") for o in made["plan"].get("options", ())
+    ]
+    print_rows(("WAY", "TOKENS AFTER", "WORTH", "NOT OPEN"), rows, empty="")
 
 
 @app.command()
@@ -69,6 +93,25 @@ def delete(
 
 
 @app.command()
+def suspend(session_id: SessionId, json: Json = False, url: Url = DEFAULT_URL) -> None:
+    """Put a session's KV down, off the device of its replica: into a file there, or its host memory."""
+    _lying(call(url, lambda gateway: gateway.post(session_path(session_id, "suspend"))), json)
+
+
+@app.command()
+def resume(session_id: SessionId, json: Json = False, url: Url = DEFAULT_URL) -> None:
+    """Bring a suspended session's KV to where its next turn takes it from; never necessary."""
+    _lying(call(url, lambda gateway: gateway.post(session_path(session_id, "resume"))), json)
+
+
+def _lying(told: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(told)
+        return
+    print_rows(("FIELD", "VALUE"), [(name, value) for name, value in told.items() if value is not None], empty="")
+
+
+@app.command()
 def export(
     session_id: SessionId,
     output: Annotated[Path | None, typer.Option(help="A file. Default: standard output.")] = None,
@@ -81,6 +124,18 @@ def export(
     else:
         output.write_bytes(lines)
         typer.echo(f"{output}: {len(lines):,} bytes", err=True)
+
+
+def compaction_line(made: dict[str, Any]) -> str:
+    """What came of it, in one line."""
+    numbers = made.get("report") or made["plan"]
+    before, after = numbers.get("tokens_before"), numbers.get("tokens_after")
+    line = str(made["status"]) + (f" {made['id']}" if made.get("id") else "")
+    if made.get("reason"):
+        line += f": {made['reason']}" + (f", {made['message']}" if made.get("message") else "")
+    elif made.get("error"):
+        line += f": {made['error']['code']}, {made['error']['message']}"
+    return line + (f"; {before:,} -> {after:,} tokens" if before is not None and after is not None else "")
 
 
 def turn_line(turn: dict[str, Any]) -> str:

@@ -34,12 +34,24 @@ function counts(c) {
   });
 }
 
+const STATES = { ready: "answers", trial: "answers; one turn at a time until one succeeds", resting: "rests after failed turns", down: "does not answer", connecting: "has not answered yet", draining: "is drained", drained: "drained: takes no turns" };
+
 function replica(r) {
   const card = node("article", null, "card");
-  card.append(node("h3", r.name));
-  card.append(node("p", r.healthy ? "answers" : `does not answer: ${r.last_error ?? "unknown"}`, r.healthy ? "good" : "bad"));
-  card.append(node("p", `${r.kind ?? "?"} · ${r.models.join(", ") || "no model"} · window ${number(r.window)}`, "quiet"));
-  card.append(node("p", `${number(r.in_flight)} turns from here · ${number(r.running)} running · ${number(r.waiting)} waiting`));
+  card.append(node("h3", r.fallback ? `${r.name} (fallback)` : r.name));
+  const well = r.state === "ready" || r.state === "trial";
+  const why = well || r.draining || !r.last_error ? "" : `: ${r.last_error}`;
+  card.append(node("p", `${STATES[r.state] ?? r.state}${why}`, well ? "good" : r.draining ? "warn" : "bad"));
+  if (r.draining) {
+    const d = r.draining;
+    const parts = [`${number(d.moved)} sessions moved`, `${number(d.sessions_left)} left`, `${number(d.running)} turns running`];
+    if (d.failed) parts.push(`${number(d.failed)} not moved`);
+    card.append(node("p", `${d.reason ? `${d.reason}: ` : ""}${parts.join(" · ")}`));
+  }
+  const models = r.models.map((m) => (r.fingerprints[m] ? `${m} (${r.fingerprints[m].slice(0, 12)})` : m));
+  card.append(node("p", `${r.kind ?? "?"} · ${models.join(", ") || "no model"} · window ${number(r.window)}`, "quiet"));
+  const places = r.max_in_flight === null ? "" : ` of ${number(r.max_in_flight)}`;
+  card.append(node("p", `${number(r.in_flight)}${places} turns from here, ${number(r.queued)} in line · ${number(r.running)} running there, ${number(r.waiting)} waiting`));
   if (r.kv_blocks_total) {
     const busy = (r.kv_blocks_used ?? 0) + (r.kv_blocks_cached ?? 0);
     const line = node("p");
@@ -49,6 +61,10 @@ function replica(r) {
   } else if (r.kv_used_ratio !== null) {
     card.append(node("p", `KV ${Math.round(r.kv_used_ratio * 100)}% used`));
   }
+  const c = r.cache;
+  const right = c.right_share === null ? "no prediction judged yet" : `${Math.round(c.right_share * 100)}% of ${number(c.predictions)} predictions right`;
+  const feed = `feed ${c.feed.state}${c.feed.problem ? `: ${c.feed.problem}` : ""}`;
+  card.append(node("p", `cache: ${c.trust} · ${number(c.resident_tokens)} tokens believed resident · ${right} · ${feed}`, c.trust === "degraded" || c.feed.problem ? "warn" : "quiet"));
   for (const [model, why] of Object.entries(r.why_chat)) card.append(node("p", `${model} goes by chat messages: ${why}`, "quiet"));
   if (r.unseen.length) card.append(node("p", `cannot see: ${r.unseen.join(", ")}`, "quiet"));
   return card;

@@ -53,7 +53,7 @@ def read_list(text: str) -> list[Call] | None:
         return None
     try:
         json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return read_calls(body[1:-1])
 
@@ -99,6 +99,7 @@ def _call_at(text: str, start: int) -> tuple[Call, int] | None:
     try:
         name = json.loads(members["name"])
         id = json.loads(members["id"]) if "id" in members else None
+        f"{name}{id}".encode()  # half of a surrogate pair is no name
     except (KeyError, ValueError):
         return None
     arguments = members.get("arguments", members.get("parameters", "{}"))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import orjson
 
-from compression.budget import Reasoning
+from compression.budget import OnOverflow, Reasoning
 from compression.conversation import Item
 from engines.contract import Grammar
 from gateway.store.records import HEAD, NewSession, SessionRecord
@@ -58,6 +58,7 @@ class Ask:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     old_reasoning: Reasoning = "template"
     kv_shift: bool = False
+    min_bits: int = 0  # the fewest bits of K/V that the answer may rest on; 0: any
     shape: Shape = field(default_factory=Shape)
 
     @property
@@ -96,7 +97,11 @@ class TurnCommand:
     on_disconnect: OnDisconnect = "finish"
     persist_events: bool = False
     busy_is_stateless: bool = False  # history matching never answers 409: the turn then runs unsaved
+    waits_s: float = 0.0  # for the turn that the session answers now, before it is refused as busy
+    saved: bool = True  # False: it goes on from the session's history, and nothing of it is kept
     move_head: bool = True  # whether the turn becomes the session's head when it is answered
+    on_overflow: OnOverflow | None = None  # in place of the session's policy
+    compact_past: int | None = None  # tokens of the path past which the session is compacted, in place of its policy
     metadata: Mapping[str, Any] = field(default_factory=dict)
     param: str = "input"  # what the client calls the new items: errors name it
 

@@ -13,11 +13,14 @@ from typing import Any
 
 import structlog
 
-from compression.budget import Policy, Strategy, answer_reserve, breaker_open
+from compression.budget import Policy, Strategy, answer_reserve, pressing
 from compression.plan import NoPlan, Plan, Urgency
 from gateway.errors import GatewayError
-from gateway.sessions.compaction_room import CompactionRoom
+from gateway.policy import LEAST_FALL
+from gateway.sessions.compaction_pause import LOOKED_BACK, Pause, pause
+from gateway.sessions.compaction_room import CompactionRoom, Haste
 from gateway.sessions.compaction_run import DEADLINE_S, CompactionRun
+from gateway.sessions.history import History
 from gateway.sessions.prefilled import prefill_path
 from gateway.sessions.snapshot import Snapshot, take
 from gateway.store.compaction_records import (
@@ -32,22 +35,27 @@ from gateway.traces import trace_of
 
 log = structlog.get_logger(__name__)
 
-LOOKED_BACK = 8  # rows that the breaker reads
+MOST_RATIO = 0.999  # of the window: a trigger past it would never be reached
+TRIES = 5  # of one that is asked for, while pins and reverts change what is shown
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
     """Nothing was done: there is nothing to do, or not by itself. `plan` has the numbers, where there was one.
 
-    `again`: what the session shows changed meanwhile; read it anew and ask again.
+    `reason`: a code, of the plan or of what stands against it, which `message` tells. `again`: what the session shows
+    changed meanwhile; read it anew and ask again.
     """
 
     reason: str
+    message: str = ""
     plan: NoPlan | None = None
     again: bool = False
 
 
-CHANGED = Idle("what the session shows has changed", again=True)
+CHANGED = Idle("changed", "what the session shows keeps changing: ask again", again=True)
+GONE = Idle("gone", "the session is gone")
+NO_TURNS = Idle("no_turns", "there is no turn yet, or nobody knows the model's window")
 Outcome = CompactionRecord | Idle
 
 
@@ -67,11 +75,32 @@ class Wish:
 
 @dataclass(slots=True)
 class _Job:
-    """A run, or its wait for a slot. `waited_for` is set when a turn waits for its end."""
+    """A run, or its wait for a slot."""
 
-    waited_for: asyncio.Event
+    haste: Haste
     task: asyncio.Task[Outcome]
     queued: bool
+
+
+async def _outcome(task: asyncio.Task[Outcome]) -> Outcome:
+    """What comes of it, which goes on where nobody waits any more. GONE: it was stopped, as its session was deleted or
+    the gateway ends."""
+    await asyncio.wait({task})
+    return GONE if task.cancelled() else task.result()
+
+
+def _settled(made: Outcome) -> Outcome:
+    """CHANGED where it came to nothing for what was pinned, reverted or committed meanwhile."""
+    if isinstance(made, CompactionRecord) and made.error is not None and made.error["code"] == "view_moved":
+        return CHANGED
+    return made
+
+
+def triggered_at(policy: Policy, tokens: int, reserve_tokens: int, window: int) -> Policy:
+    """`policy`, with a path of so many `tokens` as its trigger."""
+    ratio = min(MOST_RATIO, max(1, tokens + reserve_tokens) / window)
+    target = min(policy.target_ratio, LEAST_FALL * ratio)
+    return replace(policy, mode="auto", trigger_ratio=ratio, target_ratio=target)
 
 
 class Compactions:
@@ -96,7 +125,7 @@ class Compactions:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def forget(self, tenant_id: str, session_id: str) -> None:
-        """The session is deleted: stop working on it."""
+        """The session is deleted, or the gateway ends: stop working on it."""
         key = tenant_id, session_id
         if (job := self._running.get(key)) is not None:
             job.task.cancel()
@@ -110,28 +139,44 @@ class Compactions:
         self._prefills[key] = task
         task.add_done_callback(lambda done: self._prefills.pop(key, None) if self._prefills.get(key) is done else None)
 
-    def after_turn(self, session: SessionRecord, *, used_tokens: int, window: int | None) -> None:
-        """Compact in the background if the path is past the trigger now. Cheap where it is not."""
+    def after_turn(
+        self, session: SessionRecord, history: History, *, window: int | None, past: int | None = None
+    ) -> None:
+        """Compact in the background if the path is past the trigger now; a run that is on its way then makes haste
+        where the next turn might have to wait for it. Cheap where it is not.
+
+        `past`: the trigger that the turn named, in tokens of the path, in place of the policy's.
+        """
         policy = self.policy(session)
-        if window is None or policy.strategy == "off" or policy.mode == "manual":
+        if window is None or policy.strategy == "off" or (policy.mode == "manual" and past is None):
             return
         asked = session.policy.get("max_output_tokens")
         reserve = answer_reserve(window, asked, self._room.default_max_tokens)
-        if used_tokens + reserve > policy.trigger_ratio * window and not self.is_running(session.tenant_id, session.id):
-            self._start(session, Wish("background", "auto"))
+        named = triggered_at(policy, past, reserve, window) if past is not None else None
+        ratio = (named or policy).trigger_ratio
+        key, used = (session.tenant_id, session.id), history.used_tokens
+        if key not in self._running and used + reserve > ratio * window:
+            self._start(session, Wish("background", "auto", named))
+        if (job := self._running.get(key)) is not None and pressing(window, used, reserve, history.turn_tokens):
+            job.haste.press()
 
     async def ask(
         self, session: SessionRecord, *, strategy: Strategy | None = None, dry_run: bool = False
     ) -> Outcome | Plan | NoPlan:
-        """Compact now because somebody asks; a dry run only plans."""
+        """Compact now because somebody asks; a dry run only plans. Goes on where who asked does not wait for it."""
         policy = self.policy(session)
         if strategy is not None:
             policy = replace(policy, strategy=strategy)
         if dry_run:
             taken = await self._taken(session, policy, HEAD)
-            return taken.plan("asked") if taken is not None else Idle("nothing to compact")
-        await self._done(session)
-        return await self._start(session, Wish("manual", "asked", policy))
+            return await asyncio.to_thread(taken.plan, "asked") if taken is not None else NO_TURNS
+        made: Outcome = CHANGED
+        for _ in range(TRIES):
+            await self._done(session)
+            made = await _outcome(self._start(session, Wish("manual", "asked", policy)))
+            if _settled(made) is not CHANGED:
+                break
+        return made
 
     async def make_room(
         self,
@@ -150,10 +195,7 @@ class Compactions:
         if truncate:
             policy = replace(policy, strategy="trim")
         wish = Wish("foreground", "hard", policy, parent, prompt_tokens, window, session.view_version)
-        made = await asyncio.shield(self._start(session, wish))
-        if isinstance(made, CompactionRecord) and made.error is not None and made.error["code"] == "view_moved":
-            return CHANGED
-        return made
+        return _settled(await _outcome(self._start(session, wish)))
 
     async def _done(self, session: SessionRecord, *, hurry: bool = False) -> Outcome | None:
         """The end of what is on its way here; None where there is nothing, or it failed.
@@ -165,18 +207,18 @@ class Compactions:
             if hurry and job.queued:
                 job.task.cancel()
             elif hurry:
-                job.waited_for.set()
+                job.haste.wait_for()
             task = job.task
             await asyncio.wait({task})
             ended = None if task.cancelled() or task.exception() is not None else task.result()
         return ended
 
     def _start(self, session: SessionRecord, wish: Wish) -> asyncio.Task[Outcome]:
-        key, waited_for = (session.tenant_id, session.id), asyncio.Event()
+        key, haste = (session.tenant_id, session.id), Haste()
         if wish.trigger == "foreground":
-            waited_for.set()
-        task = asyncio.create_task(self._run(*key, wish, waited_for), name=f"compaction-{session.id}")
-        self._running[key] = _Job(waited_for, task, queued=wish.trigger == "background")
+            haste.wait_for()
+        task = asyncio.create_task(self._run(*key, wish, haste), name=f"compaction-{session.id}")
+        self._running[key] = _Job(haste, task, queued=wish.trigger == "background")
         task.add_done_callback(lambda done: self._ended(key, done))
         return task
 
@@ -190,41 +232,41 @@ class Compactions:
         else:
             log.error("a compaction failed inside the gateway", session_id=key[1], trace=trace_of(error))
 
-    async def _run(self, tenant_id: str, session_id: str, wish: Wish, waited_for: asyncio.Event) -> Outcome:
+    async def _run(self, tenant_id: str, session_id: str, wish: Wish, haste: Haste) -> Outcome:
         if wish.trigger != "background":
-            return await self._attempt(tenant_id, session_id, wish, waited_for)
+            return await self._attempt(tenant_id, session_id, wish, haste)
         async with self._slots:
             self._running[tenant_id, session_id].queued = False
-            return await self._attempt(tenant_id, session_id, wish, waited_for)
+            return await self._attempt(tenant_id, session_id, wish, haste)
 
-    async def _attempt(self, tenant_id: str, session_id: str, wish: Wish, waited_for: asyncio.Event) -> Outcome:
+    async def _attempt(self, tenant_id: str, session_id: str, wish: Wish, haste: Haste) -> Outcome:
         session = await self._room.store.get_session(tenant_id, session_id)
         if session is None:
-            return Idle("the session is gone")
+            return GONE
         if wish.view_version not in (None, session.view_version):
             return CHANGED
         taken = await self._taken(session, wish.policy or self.policy(session), wish.parent, wish.window)
         if taken is None:
-            return Idle("nothing to compact")
-        if wish.urgency == "auto" and await self._breaker(taken):
-            return Idle("the last compactions brought nothing; the next comes when the conversation has grown")
+            return NO_TURNS
+        if wish.urgency == "auto" and (waits := await self._pause(taken)) is not None:
+            return Idle(waits, "in the background it waits: the next comes when the conversation has grown")
         incoming = max(0, wish.prompt_tokens - taken.prompt_tokens)
         plan = await asyncio.to_thread(taken.plan, wish.urgency, incoming_tokens=incoming)
         if isinstance(plan, NoPlan):
             await self._note(taken, wish.trigger, plan)
-            return Idle(plan.reason, plan)
+            return Idle(plan.reason, plan=plan)
         try:
             began = await self._room.store.begin_compaction(self._new(taken, wish.trigger, plan.as_json()))
         except CompactionRunning:
-            return Idle("another compaction of this session is running")
+            return Idle("running", "another gateway compacts this session now")
         except (ViewMoved, UnknownTurn, ValueError):
             return CHANGED
         if began is None:
-            return Idle("the session is gone")
-        run = CompactionRun(self._room, taken, began, plan, waited_for=waited_for, incoming=incoming)
+            return GONE
+        run = CompactionRun(self._room, taken, began, plan, haste=haste, incoming=incoming)
         ended = await run.to_end()
         if ended is None:
-            return Idle("the session is gone")
+            return GONE
         self.on_ended(ended)
         return ended
 
@@ -243,16 +285,10 @@ class Compactions:
             window=window,
         )
 
-    async def _breaker(self, taken: Snapshot) -> bool:
-        """Whether this session has compacted in vain too often to try again at this length."""
+    async def _pause(self, taken: Snapshot) -> Pause | None:
         rows = await self._room.store.list_compactions(taken.session.tenant_id, taken.session.id, limit=LOOKED_BACK)
-        vain = 0
-        for row in rows:
-            if row.status not in ("failed", "skipped") or row.trigger == "manual":
-                break
-            vain += 1
-        then = int(rows[0].report.get("tokens_before") or 0) if vain else 0
-        return breaker_open(vain, then, taken.prompt_tokens, taken.window)
+        tokens = {"prompt_tokens": taken.prompt_tokens, "reserve_tokens": taken.reserve_tokens}
+        return pause(rows, **tokens, window=taken.window)
 
     async def _note(self, taken: Snapshot, trigger: Trigger, plan: NoPlan) -> None:
         """A plan that came to nothing in the background is shown. Whoever asks, or is refused, is told the numbers."""

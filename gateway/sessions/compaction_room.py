@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gateway.fleet.fleet import Fleet
@@ -14,6 +14,29 @@ from gateway.sessions.summariser import Summariser
 from gateway.store.sessions import Store
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Haste:
+    """How soon a run has to end.
+
+    `pressed`: the next turn will hardly fit; no model is heard any more. `waited_for`: a turn waits for the
+    end; nothing is prefilled either.
+    """
+
+    pressed: asyncio.Event = field(default_factory=asyncio.Event)
+    waited_for: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def press(self) -> None:
+        self.pressed.set()
+
+    def wait_for(self) -> None:
+        self.pressed.set()
+        self.waited_for.set()
+
+    @property
+    def why(self) -> str:
+        return "a turn waited" if self.waited_for.is_set() else "the window was nearly full"
 
 
 @dataclass(frozen=True, slots=True)

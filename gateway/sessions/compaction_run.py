@@ -13,19 +13,20 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import structlog
 
 from compression.budget import least_gain
 from compression.plan import Plan, Range
+from compression.segments import left_out
 from compression.summarize import Written, write_segment
 from compression.view import View, fold, orphans
 from engines.contract import EngineError
 from gateway.background import repeated
 from gateway.errors import GatewayError
-from gateway.sessions.compaction_room import CompactionRoom, unless
+from gateway.sessions.compaction_room import CompactionRoom, Haste, unless
 from gateway.sessions.prefilled import Prefilled, prefill_view, rendered
 from gateway.sessions.redraft import anchor, redrafted
 from gateway.sessions.run import Compacted
@@ -74,7 +75,7 @@ class _Spent:
 class CompactionRun:
     """A plan that is carried out for a row that has begun. `incoming`: tokens of the turn that waits for it.
 
-    `waited_for` is set when a turn waits: from then on no model is asked, nothing prefilled.
+    `haste` may grow while it runs.
     """
 
     def __init__(
@@ -84,19 +85,19 @@ class CompactionRun:
         began: CompactionRecord,
         plan: Plan,
         *,
-        waited_for: asyncio.Event,
+        haste: Haste,
         incoming: int = 0,
     ) -> None:
         self._room, self._taken, self._began, self._plan = room, taken, began, plan
         self._incoming = incoming
         self._spent = _Spent(time.monotonic())
-        self._waited_for = waited_for
+        self._haste = haste
         self._told = {"tokens_before": taken.prompt_tokens}
 
     async def to_end(self) -> CompactionRecord | None:
         """The row as it ended; None: the session is gone."""
         began = self._began
-        self._tell("started", self._told)
+        self._tell("started", began)
         try:
             async with repeated(self._renew, every_s=RENEWED_S, name="compaction-renewal"):
                 view = await self._redrafted()
@@ -117,8 +118,10 @@ class CompactionRun:
             await self._failed("internal", f"it failed inside the gateway: {type(error).__name__}")
             raise
         self._room.registry.heads.forget(began.tenant_id, began.session_id)
-        self._tell("completed", report)
-        return await self._row()
+        row = await self._row()
+        if row is not None:
+            self._tell("completed", row)
+        return row
 
     async def _commit(self, view: View, report: Mapping[str, Any]) -> None:
         """Tried again while the database is away: said twice, a commit stays as it is."""
@@ -138,7 +141,7 @@ class CompactionRun:
                 )
                 return
             except StoreUnavailable:
-                if pause_s is None or self._waited_for.is_set():
+                if pause_s is None or self._haste.waited_for.is_set():
                     raise
                 await asyncio.sleep(pause_s)
 
@@ -146,11 +149,11 @@ class CompactionRun:
         """Where it runs no more, another took its place or the session is gone: what is left is not worth an engine."""
         began = self._began
         if not await self._room.store.renew_compaction(began.tenant_id, began.session_id, began.id, DEADLINE_S):
-            self._waited_for.set()
+            self._haste.wait_for()
 
     async def _prefill(self, view: View) -> None:
         so_far = Prefilled()
-        await unless(self._waited_for, prefill_view(self._room, self._taken, view, self._name(), so_far))
+        await unless(self._haste.waited_for, prefill_view(self._room, self._taken, view, self._name(), so_far))
         self._spent.prefill_tokens += so_far.tokens
         if so_far.problem:
             self._spent.problems.append(so_far.problem)
@@ -174,14 +177,14 @@ class CompactionRun:
             )
         except StoreUnavailable as away:
             log.warning("a failed compaction stays marked as running", compaction_id=began.id, reason=str(away))
-        self._tell("failed", {**report, "error": error})
+        self._tell("failed", replace(began, status="failed", report=report, error=error))
 
-    def _tell(self, what: Literal["started", "completed", "failed"], report: Mapping[str, Any]) -> None:
+    def _tell(self, what: Literal["started", "completed", "failed"], record: CompactionRecord) -> None:
         """Those who follow the session's turn hear of it."""
         began = self._began
         run = self._room.registry.of_session(began.tenant_id, began.session_id)
         if run is not None and run.ended is None:
-            run.emit(Compacted(what, began.id, began.trigger, report))
+            run.emit(Compacted(what, record))
 
     # ---- the new view
 
@@ -203,14 +206,14 @@ class CompactionRun:
         spent, taken = self._spent, self._taken
         if self._plan.way == "trim":
             spent.sources["dropped"] += 1
-            return Written(f"[{len(part.turn_ids)} earlier turns were left out]", "dropped", (), 0, 0)
+            return Written(left_out(len(part.turn_ids)), "dropped", (), 0, 0)
         asked = await self._asked(part) if self._plan.way == "summarize" else Asked(None)
         if asked.problem:
             spent.problems.append(asked.problem)
         written = await asyncio.to_thread(
             write_segment,
             asked.text,
-            [turn for turn in taken.turns if turn.id in part.turn_ids],
+            part.of(taken.turns),
             budget_tokens=part.budget_tokens,
             count=counter(taken.model),
             finished=asked.finished,
@@ -220,9 +223,10 @@ class CompactionRun:
         return written
 
     async def _asked(self, part: Range) -> Asked:
-        """A model's summary; nobody who waits for a turn waits for one."""
-        if self._waited_for.is_set():
-            return Asked(None, problem="a turn waited: no model was asked")
+        """A model's summary, as long as there is time for one."""
+        haste = self._haste
+        if haste.pressed.is_set():
+            return Asked(None, problem=f"{haste.why}: no model was asked")
         asking = self._room.summariser.ask(
             self._taken,
             part,
@@ -231,9 +235,7 @@ class CompactionRun:
             request_id=f"{self._began.id}-{len(self._spent.asked)}",
             urgent=self._began.trigger == "manual",
         )
-        asked = await unless(self._waited_for, asking) or Asked(
-            None, problem="a turn waited: the model was not heard out"
-        )
+        asked = await unless(haste.pressed, asking) or Asked(None, problem=f"{haste.why}: the model was not heard out")
         self._spent.asked.append(asked)
         return asked
 

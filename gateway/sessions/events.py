@@ -11,7 +11,8 @@ from typing import Any
 import orjson
 
 from engines.contract import TokenLogprob
-from gateway.sessions.run import Compacted, Piece, TurnEnded, TurnEvent, TurnRun, TurnStarted
+from gateway.sessions.compaction_events import shown
+from gateway.sessions.run import Compacted, Piece, Stored, TurnEnded, TurnEvent, TurnRun, TurnStarted
 from gateway.store.records import DuplicateId, LeaseLost, StoreUnavailable
 from gateway.store.sessions import Store
 
@@ -26,6 +27,8 @@ TERMINAL_TYPES = frozenset(f"session.turn.{status}" for status in ("completed", 
 
 
 def event_json(seq: int, event: TurnEvent) -> bytes:
+    if isinstance(event, Stored):
+        return event.json
     return orjson.dumps({"sequence_number": seq, **_fields(event)})
 
 
@@ -34,12 +37,14 @@ def event_type(event: TurnEvent) -> str:
         return _DELTA_TYPE[event.kind]
     if isinstance(event, TurnStarted):
         return "session.turn.started"
+    if isinstance(event, Stored):
+        return event.type
     if isinstance(event, Compacted):
         return f"session.compaction.{event.what}"
     return f"session.turn.{event.status}"
 
 
-def _fields(event: TurnEvent) -> dict[str, Any]:
+def _fields(event: Piece | TurnStarted | Compacted | TurnEnded) -> dict[str, Any]:
     kind = event_type(event)
     if isinstance(event, Piece):
         told: dict[str, Any] = {"type": kind, "delta": event.text}
@@ -51,8 +56,7 @@ def _fields(event: TurnEvent) -> dict[str, Any]:
             told["logprobs"] = [logprob_json(p) for p in event.logprobs]
         return told
     if isinstance(event, Compacted):
-        told = {"id": event.compaction_id, "trigger": event.trigger, **event.report}
-        return {"type": kind, "compaction": told}
+        return {"type": kind, "compaction": shown(event.record)}
     if isinstance(event, TurnStarted):
         turn = {
             "id": event.turn_id,
@@ -90,10 +94,11 @@ def logprob_json(p: TokenLogprob) -> dict[str, Any]:
 class EventLog:
     """Writes a running turn's events to the store a few times a second, in order, the last ones before its end."""
 
-    def __init__(self, store: Store, run: TurnRun) -> None:
+    def __init__(self, store: Store, run: TurnRun, *, written: int = 0) -> None:
+        """`written`: of the run's events, how many are in the store."""
         self._store = store
         self._run = run
-        self._written = 0
+        self._written = written
         self._refused = False  # the turn is another gateway's now, or gone with its session
         self._lock = asyncio.Lock()
         self._task = asyncio.create_task(self._write_on(), name=f"events-{run.turn_id}")
@@ -103,6 +108,11 @@ class EventLog:
             await self._run.wait_beyond(self._written)
             await self.flush()
             await asyncio.sleep(FLUSH_EVERY_S)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that was emitted is in the store."""
+        return self._written == len(self._run.events)
 
     async def flush(self) -> None:
         """Store what has been emitted so far; a store that is away is tried again with the next ones.

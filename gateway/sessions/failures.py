@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engines.contract import (
@@ -15,7 +15,17 @@ from engines.contract import (
     EngineUnreachable,
     RequestRefused,
 )
-from gateway.errors import BadRequest, ContextTooLong, GatewayError, Unavailable, UpstreamFailed, UpstreamTimeout
+from gateway.errors import (
+    BadRequest,
+    ContextTooLong,
+    GatewayError,
+    QueueRefused,
+    RateLimited,
+    Unavailable,
+    UpstreamFailed,
+    UpstreamTimeout,
+)
+from gateway.fleet.queue import QueueFull, QueueTimeout
 
 
 def from_engine(error: EngineError) -> GatewayError:
@@ -24,6 +34,12 @@ def from_engine(error: EngineError) -> GatewayError:
         return ContextTooLong(text, param="messages", details={"limit": error.limit, "requested": error.requested})
     if isinstance(error, RequestRefused):
         return BadRequest(text, code=error.code, param=error.param)
+    if isinstance(error, QueueFull):
+        return QueueRefused(text, retry_after_s=error.retry_after_s)
+    if isinstance(error, QueueTimeout):
+        return QueueRefused(text, code="queue_timeout", status=503, retry_after_s=error.retry_after_s)
+    if isinstance(error, EngineOverloaded) and error.limited:
+        return RateLimited(text, retry_after_s=error.retry_after_s or 1.0)
     if isinstance(error, EngineOverloaded):
         return Unavailable(text, code="overloaded", retry_after_s=error.retry_after_s or 1.0)
     if isinstance(error, EngineTimeout):
@@ -37,12 +53,30 @@ def from_engine(error: EngineError) -> GatewayError:
     return UpstreamFailed(text)
 
 
+def broken_off(error: EngineError, why: Sequence[str] = ()) -> GatewayError:
+    """For an answer that was under way and goes on nowhere; `why` not. What came of it is told and kept."""
+    told: dict[str, object] = {"partial": True}
+    if isinstance(error, EngineTimeout) and error.stage == "total":
+        return UpstreamTimeout(f"the answer took longer than it may: {error}", details=told)
+    reasons = "".join(f"; {reason}" for reason in why)
+    message = f"the engine was lost in the middle of its answer: {error}{reasons}"
+    return UpstreamFailed(message, code="upstream_lost", details=told)
+
+
 def as_event(error: GatewayError) -> Mapping[str, Any]:
     """The error as the terminal event of a turn carries it."""
     told: dict[str, Any] = {"type": error.type, "code": error.code, "message": error.message}
     if error.param is not None:
         told["param"] = error.param
+    if error.details.get("partial"):
+        told["partial"] = True
     return told
+
+
+def numbers_of(error: ContextTooLong) -> tuple[int, int | None]:
+    """Tokens of the prompt (0: it was not said), and the window that it does not fit."""
+    prompt_tokens, limit = error.details.get("prompt_tokens"), error.details.get("limit")
+    return (prompt_tokens if isinstance(prompt_tokens, int) else 0), (limit if isinstance(limit, int) else None)
 
 
 def overflow(*, prompt_tokens: int, window: int, asked: int | None, param: str = "messages") -> ContextTooLong:

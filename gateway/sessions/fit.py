@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from compression.budget import answer_reserve, least_answer
 from gateway.errors import ContextTooLong
+from gateway.fleet.placement import Placement
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.compaction import Idle
+from gateway.sessions.demands import has_room
+from gateway.sessions.failures import numbers_of
 from gateway.sessions.history import History, load
+from gateway.sessions.homes import known
 from gateway.sessions.prepare import Prepared, prepare
 from gateway.sessions.room import TurnRoom
 from gateway.store.compaction_records import CompactionRecord
@@ -14,7 +17,11 @@ from gateway.store.compaction_records import CompactionRecord
 TRIES = 3  # a run that was under way may have brought too little, and what is shown may have changed meanwhile
 
 
-async def prepared_for(room: TurnRoom, command: TurnCommand, history: History, name: str | None) -> Prepared:
+async def prepared_for(
+    room: TurnRoom, command: TurnCommand, history: History, name: str | None, placement: Placement | None = None
+) -> Prepared:
+    if placement is None:
+        await known(history, room.fleet)
     return await prepare(
         command.ask,
         history,
@@ -23,6 +30,9 @@ async def prepared_for(room: TurnRoom, command: TurnCommand, history: History, n
         session_name=name,
         default_max_tokens=room.max_output_tokens,
         param=command.param,
+        tenant_id=command.tenant_id,
+        salt=room.cache_salt(command.tenant_id),
+        placement=placement,
     )
 
 
@@ -37,7 +47,7 @@ async def fitting(
             return history, tried, made
         if isinstance(tried, ContextTooLong) and history.session is None:
             raise tried
-        found = await _room_made(room, history, tried.prompt_tokens if isinstance(tried, Prepared) else _asked(tried))
+        found = await _room_made(room, command, history, *_asked(tried))
         if isinstance(found, CompactionRecord):
             made = found
         elif not found.again:
@@ -69,7 +79,7 @@ async def recovered(
     asked = command.ask.shape.max_tokens or 0
     measured = max(1, requested - (asked if requested - asked >= prepared.prompt_tokens else 0))
     window = int(limit * min(1.0, prepared.prompt_tokens / measured))
-    made = await _room_made(room, history, prepared.prompt_tokens, window=window)
+    made = await _room_made(room, command, history, prepared.prompt_tokens, window=window)
     if not isinstance(made, CompactionRecord):
         error.details |= {"compaction": _why(made)}
         return None
@@ -84,44 +94,47 @@ async def _seen_anew(room: TurnRoom, history: History) -> History:
     return await load(room.store, session or history.session, history.head.turn_id)
 
 
-def _asked(error: ContextTooLong) -> int:
-    prompt_tokens = error.details.get("prompt_tokens")
-    return prompt_tokens if isinstance(prompt_tokens, int) else 0
+def _asked(tried: Prepared | ContextTooLong) -> tuple[int, int | None]:
+    """Tokens of the prompt, and the window that it would not fit: of the replicas that are left, perhaps a smaller one
+    than the session's own."""
+    return (tried.prompt_tokens, tried.window) if isinstance(tried, Prepared) else numbers_of(tried)
 
 
 def _tight(room: TurnRoom, command: TurnCommand, prepared: Prepared) -> bool:
     """It would fit, with hardly any room for an answer."""
-    if prepared.window is None:
-        return False
-    reserve = answer_reserve(prepared.window, command.ask.shape.max_tokens, room.max_output_tokens)
-    return prepared.prompt_tokens + least_answer(prepared.window, reserve) > prepared.window
+    asked = command.ask.shape.max_tokens
+    return not has_room(prepared.window, prepared.prompt_tokens, asked, room.max_output_tokens)
 
 
 async def _room_made(
-    room: TurnRoom, history: History, prompt_tokens: int, window: int | None = None
+    room: TurnRoom, command: TurnCommand, history: History, prompt_tokens: int, window: int | None = None
 ) -> CompactionRecord | Idle:
-    """Idle: the session's policy forbids it, or it brought nothing; the turn is refused, or takes what is left."""
+    """Idle: the session's policy, or the request, forbids it, or it brought nothing; the turn is refused, or takes what
+    is left."""
     session = history.session
     assert session is not None
     policy = room.compactions.policy(session)
-    if policy.on_overflow == "error" or (policy.strategy == "off" and policy.on_overflow != "truncate"):
-        return Idle("the session's policy forbids it")
+    on_overflow = command.on_overflow or policy.on_overflow
+    if on_overflow == "error" or (policy.strategy == "off" and on_overflow != "truncate"):
+        who = "request" if command.on_overflow == "error" else "session's policy"
+        return Idle("policy", f"the {who} forbids it")
     made = await room.compactions.make_room(
         session,
         prompt_tokens=prompt_tokens,
         parent=history.head.turn_id,
-        truncate=policy.on_overflow == "truncate",
+        truncate=on_overflow == "truncate",
         window=window,
     )
     if isinstance(made, Idle) or made.status == "committed":
         return made
-    return Idle(str((made.error or {}).get("message", "it failed")))
+    why = made.error or {}
+    return Idle(str(why.get("code", "failed")), str(why.get("message", "it failed")))
 
 
 def _why(idle: Idle) -> dict[str, object]:
     """What compaction could not do, for the details of the refusal."""
     if idle.plan is None:
-        return {"reason": idle.reason}
+        return {"reason": idle.reason, "message": idle.message}
     return {
         "reason": idle.reason,
         "tokens_after": idle.plan.tokens_after,

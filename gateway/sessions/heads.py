@@ -59,6 +59,11 @@ class Heads:
         """Whether there was something to forget."""
         return self._known.pop((tenant_id, session_id), None) is not None
 
+    def forget_at(self, replica: str) -> None:
+        """Forget the sessions whose last turn ran at this replica: it is drained, and they are moved."""
+        for key in [key for key, known in self._known.items() if known.last.placement.get("replica") == replica]:
+            del self._known[key]
+
 
 def made_with(new: NewSession, now: float) -> SessionRecord:
     """The session that a turn's first transaction made of `new`; only its instants are guessed."""

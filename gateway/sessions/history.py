@@ -14,11 +14,14 @@ from typing import Any
 from compression.budget import Reasoning
 from compression.view import RAW, Folded, Placement, View, fold
 from gateway.errors import NotFound
+from gateway.fleet.chain import Chain
+from gateway.fleet.identity import ModelIdentity
 from gateway.fleet.placement import Pin
 from gateway.sessions.items import root_meaning
-from gateway.sessions.prompt import Head
+from gateway.sessions.prompt import Head, Marks
 from gateway.store.compaction_records import StandingView
 from gateway.store.records import HEAD, SessionRecord, TurnRecord
+from gateway.store.replicas import home_of
 from gateway.store.sessions import Store
 
 UNSEEN = StandingView(None, frozenset())  # the path as it is
@@ -42,10 +45,29 @@ class History:
 
     @property
     def pin(self) -> Pin | None:
-        """The replica that ran the last turn."""
+        """The replica that ran the last turn, or where the session was moved to since."""
         if self.last is None or not self.last.placement:
             return None
-        return Pin(str(self.last.placement["replica"]), self.last.placement.get("epoch"))
+        home = home_of(self.last.placement)
+        return Pin(str(home["replica"]), home.get("epoch"))
+
+    @property
+    def chain(self) -> Chain | None:
+        """Where the path of the last turn ends, for placement; None where its ids are not known."""
+        text = (self.last.metadata.get(TAIL) or {}).get("chain") if self.last is not None else None
+        return Chain.of_text(text) if text else None
+
+    def answered(self, model: str) -> ModelIdentity | None:
+        """Which model of this name the path was answered by; None: no turn tells, so any may go on."""
+        if self.last is None or self.last.model != model:
+            return None
+        told = (self.last.metadata.get(TAIL) or {}).get("answered")
+        return ModelIdentity(told["fingerprint"]) if told is not None else None
+
+    @property
+    def last_used_at(self) -> float:
+        """Seconds since 1970; 0 where there is no turn."""
+        return 0.0 if self.last is None else self.last.completed_at or self.last.created_at
 
     @property
     def pictured(self) -> bool:
@@ -72,6 +94,12 @@ class History:
         if self.last.tokens is not None:
             return self.last.tokens.path_tokens
         return int(self.last.usage.get("prompt_tokens") or 0) + int(self.last.usage.get("output_tokens") or 0)
+
+    @property
+    def turn_tokens(self) -> int:
+        """Tokens that the last turn added; 0 where nobody knows. More where it was rendered anew."""
+        tokens = self.last.tokens if self.last is not None else None
+        return tokens.path_tokens - tokens.base_tokens if tokens is not None else 0
 
     def meaning(self, system: str | None) -> bytes:
         if self.last is not None and self.last.meaning is not None:
@@ -127,6 +155,7 @@ def after_turn(store: Store, session: SessionRecord, last: TurnRecord, standing:
         calls=tuple(_call(id, name) for id, name in (shape.get("open_calls") or {}).items()),
         foreign_end=bool(shape.get("foreign_end")),
         view=view_name(view, pinned),
+        marks=Marks.of_json(shape.get("marks")),
         load_items=load_items,
         load_ids=load_ids,
     )

@@ -23,6 +23,7 @@ from gateway.errors import BadRequest, Unprocessable
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 EMPTY_MEANING = b"\0" * 32
+NOTHING_CALLED: Mapping[str, str] = {}
 MAX_NAME = 256  # characters of a name or of a tool call's id
 _TEXT_PARTS = {"text", "input_text", "output_text", "refusal"}
 
@@ -235,15 +236,27 @@ def check_pairs(waiting: Mapping[str, str], items: Sequence[Item], *, param: str
         )
 
 
-def messages_from_items(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """Items as chat messages; what the assistant said, thought and called in a row becomes one message."""
+def names_of_calls(items: Iterable[Item]) -> dict[str, str]:
+    """Call id -> function name, of all calls."""
+    return {item.payload["call_id"]: item.payload["name"] for item in items if item.type == "function_call"}
+
+
+def messages_from_items(items: Iterable[Item], called: Mapping[str, str] = NOTHING_CALLED) -> list[dict[str, Any]]:
+    """Items as chat messages; what the assistant said, thought and called in a row becomes one message.
+
+    A tool message names the function that it answers, as some templates write it: of a call among the items, else of
+    what was `called` before them (id -> name).
+    """
+    names = dict(called)
     out: list[dict[str, Any]] = []
     open_message: dict[str, Any] | None = None
     for item in items:
         if item.type == "function_call_output":
             open_message = None
             call_id = item.payload["call_id"]
-            out.append({"role": "tool", "tool_call_id": call_id, "content": _plain(item.payload.get("output"))})
+            named = {"name": names[call_id]} if call_id in names else {}
+            result = {"role": "tool", "tool_call_id": call_id, "content": _plain(item.payload.get("output"))}
+            out.append({**result, **named})
         elif item.type == "message" and item.role != "assistant":
             open_message = None
             named = {"name": item.payload["name"]} if "name" in item.payload else {}
@@ -252,6 +265,8 @@ def messages_from_items(items: Iterable[Item]) -> list[dict[str, Any]]:
             if open_message is None or (item.type == "message" and open_message["content"] is not None):
                 open_message = {"role": "assistant", "content": None}
                 out.append(open_message)
+            if item.type == "function_call":
+                names[item.payload["call_id"]] = item.payload["name"]
             _add_assistant(open_message, item)
     for msg in out:
         if msg["role"] == "assistant" and msg["content"] is None and "tool_calls" not in msg:
@@ -314,7 +329,7 @@ def _meaning_of(item: Item) -> list[Any]:
 def _canonical(arguments: str) -> str:
     try:
         return orjson.dumps(orjson.loads(arguments), option=orjson.OPT_SORT_KEYS).decode()
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # it reads deeper nesting than it writes
         return arguments.strip()
 
 

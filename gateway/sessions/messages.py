@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from compression.statements import HALF_OF_A_PAIR
 from gateway.sessions.template import ChatTemplate, Message, NotText, TemplateRefused
 
 PROBE = "5b7e1f0c93"  # a word that no template writes of itself
 REPR_OF_PARTS = ("{'type': 'text'", '{"type": "text"')  # a template that prints the list itself
 SHORT_ID = 9  # letters and digits, as Mistral's templates demand
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+MAX_ARGUMENT_DEPTH = 64  # as deep as a request's own JSON may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +118,29 @@ def _part_text(part: Any) -> str:
 
 
 def _call(call: Mapping[str, Any], traits: Traits) -> dict[str, Any]:
-    """Arguments as an object, which is what templates serialise; left as they are where they are not one."""
+    """Arguments as an object, which is what templates serialise; left as they are where they are not one that a
+    template can write: what is nested too deep, or holds half of a surrogate pair, is text."""
     function = dict(call.get("function") or {})
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             parsed = None
-        if isinstance(parsed, dict):
+        if isinstance(parsed, dict) and _writable(parsed, MAX_ARGUMENT_DEPTH):
             function["arguments"] = parsed
     id = {"id": _short_id(call["id"])} if traits.short_ids and "id" in call else {}
     return {**call, **id, "type": call.get("type", "function"), "function": function}
+
+
+def _writable(value: Any, depth: int) -> bool:
+    if isinstance(value, str):
+        return value.isascii() or HALF_OF_A_PAIR.search(value) is None
+    if isinstance(value, dict):
+        return depth > 0 and all(_writable(key, 0) and _writable(inner, depth - 1) for key, inner in value.items())
+    if isinstance(value, list):
+        return depth > 0 and all(_writable(inner, depth - 1) for inner in value)
+    return True
 
 
 def _short_id(id: str) -> str:

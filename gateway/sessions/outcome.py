@@ -9,13 +9,15 @@ from typing import Any
 from compression.conversation import Item, TurnStatus
 from engines.contract import chain_digest
 from gateway.errors import GatewayError
+from gateway.fleet.chain import extend
+from gateway.fleet.identity import ModelIdentity
 from gateway.fleet.placement import Placement
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.failures import as_event
 from gateway.sessions.history import TAIL, History
 from gateway.sessions.items import has_images, meaning, open_calls
 from gateway.sessions.prepare import Prepared
-from gateway.sessions.prompt import ID_BYTES
+from gateway.sessions.prompt import ID_BYTES, NO_MARKS
 from gateway.sessions.reader import AnswerReader
 from gateway.sessions.run import TurnRun
 from gateway.store.records import FinishTurn, TurnTokens
@@ -23,9 +25,9 @@ from gateway.store.records import FinishTurn, TurnTokens
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """completed: the engine finished. incomplete: it was stopped, the partial answer stays and the session goes on
-    from it. failed: the engine or the gateway failed. The same idempotency key runs again what failed, or was cut off
-    by the gateway's own end: that has no finish reason."""
+    """completed: the engine finished. incomplete: it was stopped, or lost under way; the partial answer stays and the
+    session goes on from it. failed: the engine or the gateway failed. The same idempotency key runs again what failed,
+    or was cut off by an engine's or the gateway's own end: that has no finish reason."""
 
     status: TurnStatus
     finish_reason: str | None
@@ -43,6 +45,8 @@ class Outcome:
 
 def outcome(run: TurnRun, reader: AnswerReader, error: GatewayError | None) -> Outcome:
     answer = reader.answer
+    if error is not None and error.details.get("partial"):
+        return Outcome("incomplete", None, answer.items(complete=False), as_event(error))
     if error is not None:
         return Outcome("failed", "error", answer.items(complete=False) if reader.started else (), as_event(error))
     if reader.finish is not None and reader.finish != "cancelled":
@@ -76,7 +80,9 @@ def finish_turn(
     assert command.session_id is not None
     kept = command.ask.kept
     calls = open_calls((*kept, *result.output))
+    answered = _answered(placement, history, command.ask.model)
     going_on = {**history.open_calls, **calls}
+    marks = prepared.built.marks if prepared.built is not None else NO_MARKS
     for item in kept:
         if item.type == "function_call_output":
             going_on.pop(item.payload["call_id"], None)
@@ -100,12 +106,20 @@ def finish_turn(
                 "reasoning": reader.answer.has_reasoning or (history.head.reasoning and _extends(prepared, history)),
                 "foreign_end": _foreign_end(prepared, reader),
                 "images": history.pictured or has_images(kept),
+                **({"answered": {"fingerprint": answered.fingerprint}} if answered is not None else {}),
                 **({"view": history.head.view} if history.head.view else {}),
+                **({"marks": marks.as_json()} if marks != NO_MARKS else {}),
+                **({"chain": extend(prepared.kept, reader.ids)[0].as_text()} if prepared.kept is not None else {}),
             }
         },
         move_head=command.move_head
         and (result.status == "completed" or (result.status == "incomplete" and bool(result.output))),
     )
+
+
+def _answered(placement: Placement, history: History, model: str) -> ModelIdentity | None:
+    """By whom the path is answered now: a fallback only stands in."""
+    return history.answered(model) if placement.replica.fallback else ModelIdentity(placement.fingerprint)
 
 
 def _extends(prepared: Prepared, history: History) -> bool:

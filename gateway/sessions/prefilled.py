@@ -13,6 +13,7 @@ import structlog
 from compression.view import View, fold
 from engines.contract import EngineError
 from gateway.errors import GatewayError
+from gateway.policy import min_bits_of
 from gateway.sessions.compaction_room import CompactionRoom
 from gateway.sessions.history import load
 from gateway.sessions.items import messages_from_items
@@ -42,7 +43,7 @@ async def prefill_view(room: CompactionRoom, taken: Snapshot, view: View, name: 
         placement = replica_for(taken.session.model, taken.history, room.fleet)
         if placement is None or taken.model is None:
             return
-        if room.models.by_ids(taken.session.model, placement.replica) is None:
+        if room.models.by_ids(taken.session.model, placement.replica) is not taken.model:
             return
         try:
             so_far.tokens += await room.summariser.prefill(
@@ -52,6 +53,8 @@ async def prefill_view(room: CompactionRoom, taken: Snapshot, view: View, name: 
                 name=name,
                 salt=room.cache_salt(taken.session.tenant_id),
                 request_id=f"{view.id}-prefill",
+                system_tokens=taken.history.head.marks.system_tokens,
+                min_bits=min_bits_of(taken.session.policy),
             )
         except (EngineError, TimeoutError) as error:  # the next turn prefills it then
             so_far.problem = f"the new prefix was not prefilled: {error or 'no answer in time'}"
@@ -95,6 +98,8 @@ async def prefill_path(room: CompactionRoom, session: SessionRecord) -> None:
                 name=room.session_name(session.tenant_id, session.id),
                 salt=room.cache_salt(session.tenant_id),
                 request_id=f"{history.head.turn_id}-exact",
+                system_tokens=history.head.marks.system_tokens,
+                min_bits=min_bits_of(session.policy),
             )
     except (EngineError, GatewayError, StoreUnavailable, TimeoutError) as error:
         log.warning("a path was not prefilled", session_id=session.id, reason=str(error))

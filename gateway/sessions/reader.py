@@ -7,11 +7,12 @@ engine's own. By chat, the engine's parser has done it.
 from __future__ import annotations
 
 import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from engines.contract import Delta, FinishReason, TokenLogprob, Usage
 from gateway.sessions.answer import AnswerParser, AnswerPiece
 from gateway.sessions.answer_items import Answer
+from gateway.sessions.continuation import Begun
 from gateway.sessions.run import Piece
 
 _TEXT_ONLY = Delta()[2:]  # of a delta that adds ids and text and nothing else
@@ -27,6 +28,13 @@ class AnswerReader:
         self.usage: Usage | None = None
         self.finish: FinishReason | None = None
         self.started = False
+        self._texts: list[str] = []  # text as the engine let it out
+        self._known_calls: Mapping[int, str] = {}  # ids of calls that another gateway has told
+
+    @property
+    def begun(self) -> Begun:
+        """The answer so far, for whoever goes on with it."""
+        return Begun(self.ids, "".join(self._texts))
 
     @property
     def ids(self) -> bytes:
@@ -41,15 +49,30 @@ class AnswerReader:
     def num_ids(self) -> int:
         return len(self._ids)
 
+    @property
+    def call_ids(self) -> Mapping[int, str]:
+        """Index -> id of the tool calls that were told."""
+        return self._call_ids
+
+    def resume(self, begun: Begun, call_ids: Mapping[int, str]) -> list[Piece]:
+        """Read an answer again that began elsewhere: the pieces that were told of it there."""
+        self._known_calls = call_ids
+        ids = array.array("I")
+        ids.frombytes(begun.ids)
+        return self.push(Delta(begun.told, tuple(ids)))
+
     def push(self, delta: Delta) -> list[Piece]:
         if delta.ids:
             self._ids.extend(delta.ids)
             self.started = True
         if self._parser is None and delta[2:] == _TEXT_ONLY and delta.text:  # nearly every chunk of a plain family
             self.started = True
+            self._texts.append(delta.text)
             piece = Piece("content", delta.text)
             self.answer.add(piece)
             return [piece]
+        if delta.text:
+            self._texts.append(delta.text)
         if delta.usage is not None:
             self.usage = delta.usage
         pieces = self._parsed(delta) if self._parser is not None else self._told(delta)
@@ -86,7 +109,7 @@ class AnswerReader:
         for p in parsed:
             fresh = p.kind == "tool_call" and p.index not in self._call_ids
             if fresh:
-                self._call_ids[p.index] = p.id or self._new_id("call")
+                self._call_ids[p.index] = self._known_calls.get(p.index) or p.id or self._new_id("call")
             text = p.arguments if p.kind == "tool_call" else p.text
             pieces.append(Piece(p.kind, text, p.index, self._call_ids[p.index] if fresh else None, p.name, logprobs))
             logprobs = ()

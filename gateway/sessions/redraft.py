@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from compression.conversation import Turn
-from compression.extract import elide, merge
+from compression.extract import merge
+from compression.ground import MARKER_TOKENS
 from compression.guard import Ledger, facts_of
 from compression.plan import Merge, Plan, PlannedCut, Range
-from compression.segments import Segment, source_hash
+from compression.segments import Segment, left_out, source_hash
 from compression.summarize import Written
+from compression.transcript import shortened
 from compression.view import Elision, View, is_image
 
 Count = Callable[[str], int]
@@ -60,14 +62,18 @@ def ledger_of(turns: Sequence[Turn], text: str) -> tuple[str, ...]:
 
 def _merged(segments: Sequence[Segment], plan: Merge, count: Count, id: str) -> list[Segment]:
     group = [segment for segment in segments if segment.id in plan.segment_ids]
-    text = merge([segment.text for segment in group], budget_tokens=plan.budget_tokens, count=count)
+    if all(segment.source == "dropped" for segment in group):
+        text, source = left_out(len(plan.turn_ids)), group[0].source
+    else:
+        texts = [segment.text for segment in group]
+        text, source = merge(texts, budget_tokens=plan.budget_tokens, count=count), "extracted"
     facts = tuple(dict.fromkeys(fact for segment in group for fact in segment.facts if fact in text))
     one = Segment(
         id,
         plan.turn_ids,
         text,
         count(text),
-        "extracted",
+        source,
         plan.rank,
         sum(segment.source_tokens for segment in group),
         group[0].source_hash if len(group) == 1 else "",
@@ -84,19 +90,21 @@ def _merged(segments: Sequence[Segment], plan: Merge, count: Count, id: str) -> 
 
 
 def cut_out(turn: Turn, cut: PlannedCut, count: Count) -> Elision:
-    """The marker that stands where a part was."""
+    """The marker that stands where a part was, and the tokens it says are missing."""
     item = (turn.input if cut.part == "input" else turn.output)[cut.index]
-    if cut.kind == "reasoning":
-        text = ""
-    elif cut.kind == "image":
+    text, removed = "", cut.tokens
+    if cut.kind == "image":
         content = item.payload.get("output" if item.type == "function_call_output" else "content")
         images = sum(map(is_image, content)) if isinstance(content, list) else 0
         text = f"[{images} image{'s' if images != 1 else ''} left out]"
+        removed = max(0, cut.tokens - max(0, cut.budget_tokens - MARKER_TOKENS))
     elif cut.kind == "tool_output":
-        text = f"[tool output of {cut.tokens} tokens left out]"
-    else:
-        text = elide(item.text, budget_tokens=cut.budget_tokens, count=count)
-    return Elision(cut.turn_id, cut.part, cut.index, cut.kind, text, max(0, cut.tokens - count(text)))
+        removed = count(item.text)
+        text = f"[tool output of {removed} tokens left out]"
+    elif cut.kind == "oversized":
+        short = shortened(item.text, budget_tokens=cut.budget_tokens, count=count)
+        text, removed = short.text, short.removed_tokens
+    return Elision(cut.turn_id, cut.part, cut.index, cut.kind, text, removed)
 
 
 def anchor(turns: Sequence[Turn], view: View) -> str | None:

@@ -17,6 +17,7 @@ import structlog
 
 from gateway.background import repeated
 from gateway.sessions.heads import Heads
+from gateway.sessions.offers import OFFER_S, Offers
 from gateway.sessions.run import TurnRun
 from gateway.store.sessions import Store
 from gateway.traces import trace_of
@@ -24,7 +25,7 @@ from gateway.traces import trace_of
 log = structlog.get_logger(__name__)
 
 KEPT_ENDED = 256  # ended turns that can still be followed from memory
-STOP_S = 10.0  # a turn that was told to stop gets this long to store what it has
+STOP_S = 75.0  # turns that were told to stop get this long to be taken over, or to store what they have
 POLL_CANCELS_S = 0.4  # a cancel sent to another gateway is heard within half a second
 
 T = TypeVar("T")
@@ -34,10 +35,18 @@ class Registry:
     """`owner` is "<gateway name>/<boot epoch>": a restarted gateway is another owner and voids what it left."""
 
     def __init__(
-        self, store: Store, *, owner: str, lease_s: float, renew_s: float, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        *,
+        owner: str,
+        lease_s: float,
+        renew_s: float,
+        clock: Callable[[], float] = time.time,
+        handover_s: float = OFFER_S,
     ) -> None:
         self.owner = owner
         self.heads = Heads(clock)
+        self.offers = Offers(store, owner, wait_s=handover_s)
         self._store = store
         self._lease_s = lease_s
         self._renew_s = renew_s
@@ -45,6 +54,7 @@ class Registry:
         self._by_session: dict[tuple[str, str], TurnRun] = {}
         self._ended: OrderedDict[str, TurnRun] = OrderedDict()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._draining: asyncio.Task[None] | None = None
         self.on_ended: Callable[[TurnRun], None] = lambda run: None
 
     def __len__(self) -> int:
@@ -61,10 +71,13 @@ class Registry:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             log.error("a turn failed inside the gateway", turn_id=run.turn_id, trace=trace_of(bug))
-        self.on_ended(run)
+        if not run.moved:
+            self.on_ended(run)
         self._running.pop(run.turn_id, None)
         if run.session_id is not None and self._by_session.get((run.tenant_id, run.session_id)) is run:
             del self._by_session[run.tenant_id, run.session_id]
+        if run.moved:
+            return
         self._ended[run.turn_id] = run
         while len(self._ended) > KEPT_ENDED:
             self._ended.popitem(last=False)
@@ -102,8 +115,20 @@ class Registry:
     def running(self) -> list[TurnRun]:
         return list(self._running.values())
 
+    @property
+    def stopping(self) -> bool:
+        """No turn begins here any more."""
+        return self._draining is not None
+
     async def drain(self, grace_s: float) -> None:
-        """Let running turns finish for at most `grace_s`, then stop the rest; each ends with its terminal event."""
+        """Let running turns finish for at most `grace_s`, then stop the rest: each is handed over to another gateway,
+        or ends with its terminal event. Said twice, the first one is waited for.
+        """
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(grace_s), name="drain")
+        await asyncio.shield(self._draining)
+
+    async def _drain(self, grace_s: float) -> None:
         await self._tasks_end(grace_s)
         for run in self.running():
             run.cancel("gateway_shutdown")

@@ -17,7 +17,7 @@ import orjson
 from gateway.sessions.events import TERMINAL_TYPES, event_json, event_type
 from gateway.sessions.replay import ended, events
 from gateway.sessions.room import TurnRoom
-from gateway.sessions.run import TurnEnded
+from gateway.sessions.run import TurnEnded, TurnRun
 from gateway.store.records import TurnRecord
 
 POLL_S = 0.1
@@ -30,9 +30,9 @@ async def resumed(room: TurnRoom, record: TurnRecord, after: int) -> AsyncGenera
     """Every event past `after`, once and in order. The last one is terminal, unless the reader has that already."""
     run = room.registry.find(record.tenant_id, record.turn.id, record.fence)
     if run is not None:
-        async with aclosing(run.follow(after)) as live:
-            async for seq, event in live:
-                yield seq, event_type(event), event_json(seq, event)
+        async with aclosing(_live(run, after)) as live:
+            async for told in live:
+                yield told
         return
     seen = after
     async with aclosing(_stored(room, record, after)) as stored:
@@ -41,11 +41,18 @@ async def resumed(room: TurnRoom, record: TurnRecord, after: int) -> AsyncGenera
             yield told
             if told[1] in TERMINAL_TYPES:
                 return
+    current = await room.store.get_turn(record.tenant_id, record.session_id, record.turn.id)
+    run = _here(room, current)
+    if run is not None and current is not None and (current.attempt == record.attempt or not seen):  # it came here
+        async with aclosing(_live(run, seen)) as live:
+            async for told in live:
+                yield told
+        return
     current = await _settled(room, record)
     if current is None:
         return
     all_stored = await _events(room, current, 0)
-    if current.fence != record.fence and seen > 0:
+    if current.attempt != record.attempt and seen > 0:
         yield _last(seen + 1, _restarted(current))
     elif not all_stored:
         for seq, event in enumerate(events(current), 1):
@@ -53,6 +60,17 @@ async def resumed(room: TurnRoom, record: TurnRecord, after: int) -> AsyncGenera
                 yield seq, event_type(event), event_json(seq, event)
     elif all_stored[-1][1] not in TERMINAL_TYPES:
         yield _last(max(seen, all_stored[-1][0]) + 1, ended(current))
+
+
+async def _live(run: TurnRun, after: int) -> AsyncGenerator[Told, None]:
+    async with aclosing(run.follow(after)) as live:
+        async for seq, event in live:
+            yield seq, event_type(event), event_json(seq, event)
+
+
+def _here(room: TurnRoom, record: TurnRecord | None) -> TurnRun | None:
+    """The turn where it runs at this gateway."""
+    return room.registry.find(record.tenant_id, record.turn.id, record.fence) if record is not None else None
 
 
 def _last(seq: int, event: TurnEnded) -> Told:
@@ -74,7 +92,7 @@ async def _settled(room: TurnRoom, record: TurnRecord) -> TurnRecord | None:
     """The turn as it ended; one whose gateway is gone is incomplete from now on. None: the session was deleted."""
     names = (record.tenant_id, record.session_id, record.turn.id)
     current = await room.store.get_turn(*names)
-    if current is not None and current.turn.status == "in_progress" and current.fence == record.fence:
+    if current is not None and current.turn.status == "in_progress" and current.attempt == record.attempt:
         await room.store.lapse_leases()
         current = await room.store.get_turn(*names)
     return current
@@ -89,7 +107,7 @@ async def _stored(room: TurnRoom, record: TurnRecord, after: int) -> AsyncGenera
         current = await room.store.get_turn(record.tenant_id, record.session_id, record.turn.id)
         if current is None or session is None:
             return
-        if current.fence != record.fence:  # it runs again: what was found may be the other attempt's
+        if current.attempt != record.attempt:  # it runs again: what was found may be the other attempt's
             if seen > 0:
                 return
             record = current
@@ -97,6 +115,8 @@ async def _stored(room: TurnRoom, record: TurnRecord, after: int) -> AsyncGenera
         for told in found:
             seen = told[0]
             yield told
+        if _here(room, current) is not None:
+            return
         if found:
             continue
         running = current.turn.status == "in_progress" and session.status == "running"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.fleet.fleet import Fleet
 from gateway.sessions.compaction import Compactions
 from gateway.sessions.models import Models
 from gateway.sessions.registry import Registry
+from gateway.sessions.shared_prompts import SharedPrompts
 from gateway.store.sessions import Store
 
 
@@ -27,8 +28,10 @@ class TurnRoom:
     lease_s: float
     max_output_tokens: int
     compactions: Compactions
+    prompts: SharedPrompts = field(default_factory=SharedPrompts)
 
     def forget(self, tenant_id: str, session_id: str) -> None:
         """Keep nothing of a deleted session in memory."""
         self.compactions.forget(tenant_id, session_id)
         self.registry.forget(tenant_id, session_id)
+        self.prompts.forget(session_id)

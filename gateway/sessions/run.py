@@ -1,7 +1,7 @@
 """A running turn as a log of events that any number of readers may follow, from any sequence number.
 
 The gateway runs the turn, not the request: a reader that leaves takes nothing with it. Events are numbered from 1;
-the last one is always a TurnEnded. Knows no engine, no store, no HTTP.
+the last one is always a TurnEnded. Knows no engine, no HTTP, and writes to no store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from compression.conversation import Item, TurnStatus
 from engines.contract import TokenLogprob
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, Unavailable
+from gateway.store.compaction_records import CompactionRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +61,27 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A compaction of the turn's session, before the turn or beside it. `report`: tokens before and after, and more."""
+    """A compaction of the turn's session, before the turn or beside it. `record`: its row as it was then."""
 
     what: Literal["started", "completed", "failed"]
-    compaction_id: str
-    trigger: str
-    report: Mapping[str, Any]
+    record: CompactionRecord
 
 
-TurnEvent = TurnStarted | Piece | Compacted | TurnEnded
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An event that another gateway emitted, before this one went on with the turn: as it stands in the store."""
+
+    type: str
+    json: bytes
+
+
+TurnEvent = TurnStarted | Piece | Compacted | Stored | TurnEnded
+
+
+class HandedOver(Unavailable):
+    """The turn goes on at another gateway; whoever waits for it here asks again, and there."""
+
+    code = "turn_handed_over"
 
 
 class TurnRun:
@@ -86,6 +99,7 @@ class TurnRun:
         self.ended: TurnEnded | None = None
         self.failure: GatewayError | None = None  # what a failed turn failed with, for whoever answers with a status
         self.cancel_reason: str | None = None
+        self.moved = False  # another gateway goes on with it: no more comes here
         self._on_cancel: Callable[[], object] | None = None
         self._readers = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -102,6 +116,17 @@ class TurnRun:
         if self._waiters:
             _wake(self._waiters)
 
+    def move(self) -> None:
+        """Another gateway has the turn now; readers are let go."""
+        self.moved = True
+        _wake(self._waiters)
+        _wake(self._end_waiters)
+
+    def handed_over(self) -> HandedOver:
+        """What a reader is told who cannot be sent on."""
+        message = f"this gateway stops; turn {self.turn_id} goes on at another: send the request again"
+        return HandedOver(message, retry_after_s=1.0)
+
     def cancel(self, reason: str) -> None:
         """Ask the turn to stop; the first reason stays."""
         if self.ended is None and self.cancel_reason is None:
@@ -117,7 +142,7 @@ class TurnRun:
 
     async def wait_beyond(self, count: int) -> None:
         """Until more than `count` events are there, or no more will come."""
-        while len(self.events) <= count and self.ended is None:
+        while len(self.events) <= count and self.ended is None and not self.moved:
             await self._waiter_in(self._waiters)
 
     @contextmanager
@@ -150,8 +175,13 @@ class TurnRun:
             self.cancel("client_disconnected")
 
     async def wait_end(self) -> TurnEnded:
-        """The terminal event, once it is there, without counting as a reader; what comes before wakes nobody here."""
+        """The terminal event, once it is there, without counting as a reader; what comes before wakes nobody here.
+
+        Raises HandedOver where it comes at another gateway.
+        """
         while self.ended is None:
+            if self.moved:
+                raise self.handed_over()
             await self._waiter_in(self._end_waiters)
         return self.ended
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from compression.budget import Policy, answer_reserve
@@ -10,12 +12,17 @@ from compression.conversation import Turn
 from compression.plan import NoPlan, Plan, Urgency, plan
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.placement import Placement, choose
+from gateway.fleet.replica import Replica
 from gateway.sessions.command import Ask
 from gateway.sessions.history import History, load
+from gateway.sessions.homes import read_at_home, standing_pin
 from gateway.sessions.models import Models
+from gateway.sessions.paths import standing_path
 from gateway.sessions.shown import shown
 from gateway.sessions.sizing import Sizes, around, counter, sizes
+from gateway.sessions.terms import standing_terms
 from gateway.sessions.tokens import ModelTokens
+from gateway.sessions.windows import window_of
 from gateway.store.records import HEAD, SessionRecord
 from gateway.store.sessions import Store
 
@@ -44,7 +51,7 @@ class Snapshot:
         return self.history.head.turn_id
 
     def ask(self) -> Ask:
-        return standing_ask(self.session, self.policy)
+        return standing_ask(self.session, self.policy, self.history)
 
     def plan(self, urgency: Urgency, *, incoming_tokens: int = 0, policy: Policy | None = None) -> Plan | NoPlan:
         return plan(
@@ -59,23 +66,33 @@ class Snapshot:
         )
 
 
-def standing_ask(session: SessionRecord, policy: Policy) -> Ask:
-    """The session as its turns ask it, with nothing new."""
-    tools = tuple(dict(tool) for tool in session.tools)
-    return Ask(session.model, (), session.system, tools=tools, old_reasoning=policy.reasoning)
+def standing_ask(session: SessionRecord, policy: Policy, history: History | None = None) -> Ask:
+    """The session as its turns ask it, with nothing new: as the last of `history` did, where that named its own
+    instructions or tools."""
+    system, tools = standing_terms(session, history.last if history is not None else None)
+    return Ask(session.model, (), system, tools=tools, old_reasoning=policy.reasoning)
 
 
-def window_of(model: str, fleet: Fleet, models: Models) -> int | None:
-    """The smallest window that a turn of this model may meet."""
-    tokens = models.tokens(model)
-    windows = [r.capabilities.window for r in fleet if r.serves(model) and r.capabilities is not None]
-    known = [window for window in (*windows, tokens.window if tokens is not None else None) if window is not None]
-    return min(known, default=None)
+def replica_for(
+    model: str, history: History, fleet: Fleet, *, among: Collection[str] | None = None
+) -> Placement | None:
+    """Where the session's KV cache is, else the replica with the least work, of those named; None where none can take
+    it now."""
+    return choose(
+        [r for r in fleet if among is None or r.name in among],
+        model=model,
+        pin=standing_pin(history, fleet),
+        answered=history.answered(model),
+        suits=lambda r: not history.counted or history.used_tokens < (_window(r) or math.inf),
+        path=standing_path(history),
+        outlook=fleet.outlook,
+        now=fleet.now(),
+        at=fleet.wall(),
+    )
 
 
-def replica_for(model: str, history: History, fleet: Fleet) -> Placement | None:
-    """Where the session's KV cache is, else the replica with the least work; None where none can take it now."""
-    return choose(list(fleet), model=model, pin=history.pin, path_tokens=history.used_tokens, now=fleet.now())
+def _window(replica: Replica) -> int | None:
+    return replica.capabilities.window if replica.capabilities is not None else None
 
 
 async def take(
@@ -91,12 +108,13 @@ async def take(
 ) -> Snapshot | None:
     """`window`: as an engine's refusal showed it. None: the path has no turn, or nobody knows the window."""
     history = await load(store, session, parent)
-    window = window or window_of(session.model, fleet, models)
+    window = window or window_of(session.model, fleet, models, history)
     if history.head.turn_id is None or window is None:
         return None
     records = await store.path(session.tenant_id, session.id, history.head.turn_id)
     turns = tuple(record.turn for record in records)
-    standing = await shown(models.tokens(session.model), standing_ask(session, policy), history)
+    reads = read_at_home(session.model, history, models)
+    standing = await shown(reads, standing_ask(session, policy, history), history)
     model = standing.model
     asked = session.policy.get("max_output_tokens")
     measured = await asyncio.to_thread(

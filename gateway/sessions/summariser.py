@@ -24,7 +24,8 @@ from gateway.sessions.models import Models
 from gateway.sessions.prompt import build, chat_messages
 from gateway.sessions.reader import AnswerReader
 from gateway.sessions.sizing import counter
-from gateway.sessions.snapshot import Snapshot, replica_for, window_of
+from gateway.sessions.snapshot import Snapshot, replica_for
+from gateway.sessions.windows import window_at
 
 BACKGROUND = 10  # GenerateRequest.priority: turns run first
 SOURCE_SHARE = 0.75  # of another model's window: what it is shown of the turns
@@ -59,7 +60,7 @@ class Summariser:
         self, taken: Snapshot, part: Range, *, name: str, salt: str, request_id: str, urgent: bool = False
     ) -> Asked:
         """The summary of these turns, as the model wrote it. Never raises but for a cancel: no answer is an answer."""
-        turns = [turn for turn in taken.turns if turn.id in part.turn_ids]
+        turns = part.of(taken.turns)
         model = taken.policy.summariser or taken.session.model
         history = taken.history if model == taken.session.model else History()
         placement = replica_for(model, history, self._fleet)
@@ -72,12 +73,12 @@ class Summariser:
         if prompt is None:
             return Asked(None, model=model, problem="no room in the window for a request and its answer")
         sampling = Sampling(part.budget_tokens + part.budget_tokens // 4, temperature=0.0)
-        tokens = self._models.tokens(model)
+        tokens = self._models.by_ids(model, placement.replica)
         reader = AnswerReader(None, lambda kind: kind)
         if isinstance(prompt, IdsPrompt) and tokens is not None:
             prompt = replace(prompt, session=name)
             sampling = replace(sampling, stop_token_ids=tokens.stop_ids)
-            format = self._models.format(model)
+            format = self._models.format(tokens)
             if format.kind != "plain" or format.reasoning:
                 reader = AnswerReader(AnswerParser(tokens, prompt=prompt.delta, format=format), lambda kind: kind)
         asked = GenerateRequest(request_id, model, prompt, sampling, salt, 0 if urgent else BACKGROUND)
@@ -90,11 +91,25 @@ class Summariser:
             return self._told(model, reader, f"{placement.replica.name}: {error}")
         return self._told(model, reader, "")
 
-    async def prefill(self, replica: Replica, model: str, ids: bytes, *, name: str, salt: str, request_id: str) -> int:
+    async def prefill(
+        self,
+        replica: Replica,
+        model: str,
+        ids: bytes,
+        *,
+        name: str,
+        salt: str,
+        request_id: str,
+        system_tokens: int = 0,
+        min_bits: int = 0,
+    ) -> int:
         """Have the replica read these ids, so that the next prompt that begins with them finds them cached -> tokens
         that it had to compute. Raises EngineError, TimeoutError."""
         reader = AnswerReader(None, lambda kind: kind)
-        asked = GenerateRequest(request_id, model, _whole(ids, name), Sampling(1, temperature=0.0), salt, BACKGROUND)
+        prompt = replace(_whole(ids, name), system_tokens=system_tokens)
+        asked = GenerateRequest(
+            request_id, model, prompt, Sampling(1, temperature=0.0), salt, BACKGROUND, min_bits=min_bits
+        )
         async with asyncio.timeout(self._timeout_s):
             await _read(replica, asked, reader)
         usage = reader.usage
@@ -116,7 +131,7 @@ class Summariser:
         self, taken: Snapshot, turns: Sequence[Turn], budget: int, model: str, placement: Placement
     ) -> IdsPrompt | ChatPrompt | None:
         """The live prompt and the request after it where that fits; else, or to another model, a prompt of its own."""
-        window = window_of(model, self._fleet, self._models)
+        window = window_at(model, placement.replica, self._models)
         if model == taken.session.model:
             prompt, tokens = await self._suffix(taken, turns, budget, placement.replica)
             if window is None or tokens + 2 * budget < window:
@@ -158,10 +173,9 @@ def _whole(ids: bytes, session: str | None = None) -> IdsPrompt:
 
 
 async def _read(replica: Replica, asked: GenerateRequest, reader: AnswerReader) -> None:
-    replica.in_flight += 1
-    try:
-        async with aclosing(replica.engine.generate(asked)) as stream:
-            async for delta in stream:
-                reader.push(delta)
-    finally:
-        replica.in_flight -= 1
+    async with (
+        replica.taken(asked.cache_salt, background=asked.priority > 0),
+        aclosing(replica.engine.generate(asked)) as stream,
+    ):
+        async for delta in stream:
+            reader.push(delta)

@@ -29,7 +29,7 @@ from gateway.sessions.extension import Shape, Tail, continuation, proven
 from gateway.sessions.messages import PROBE, RoleCheck, Traits, normalise, traits_of
 from gateway.sessions.modelfiles import ModelFiles, give_back_memory
 from gateway.sessions.placing import chosen_placement
-from gateway.sessions.prefix import Cause, PrefixReport, prefix_report
+from gateway.sessions.prefix import Cause, PrefixReport, prefix_report, shared_tokens
 from gateway.sessions.template import ChatTemplate, Marker, Message, Nonce, Rendered, TemplateRefused
 from gateway.sessions.vocabulary import TextTooLong, Vocabulary, pack_ids, unpack_ids
 
@@ -67,6 +67,7 @@ class ModelTokens:
         self.message_overhead = self._message_overhead()
         self._roles: dict[bool, RoleCheck] = {}
         self._proven: OrderedDict[tuple[str, Shape], Sequence[Mapping[str, Any]] | None] = OrderedDict()
+        self._systems: OrderedDict[tuple[str, bytes], int] = OrderedDict()  # tokens of system prompts
         self._bare_fingerprint = ""
         self._bare_fingerprint = self.fingerprint()
         self.end = self._end_of_answer()
@@ -185,6 +186,27 @@ class ModelTokens:
         closed = self.end is not None and last == self.vocabulary.controls[self.end]
         foreign = not closed and last in self.stop_ids
         return Tail(path_tokens, digest, not closed, reasoning, bool(calls), tuple(calls), foreign)
+
+    def system_tokens(
+        self,
+        system: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> int:
+        """With how many tokens every prompt begins that has this system message (or none) and these tools, up to the
+        first message's own text. Measured once for each: two renderings. Raises as `render`."""
+        key = hashlib.sha256(_canonical([dict(message) for message in system])).digest()
+        named = (self.fingerprint(tools, options), key)
+        if named not in self._systems:
+            one, other = (
+                self.render([*system, {"role": "user", "content": word}], tools=tools, options=options)
+                for word in (PROBE, PROBE[::-1])
+            )
+            self._systems[named] = shared_tokens(one, other)
+            if len(self._systems) > SHAPES_KEPT:
+                self._systems.popitem(last=False)
+        return self._systems[named]
 
     def count(self, text: str) -> int:
         """Tokens of a text on its own."""

@@ -9,17 +9,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from contextlib import suppress
 from dataclasses import replace
 
-from gateway.errors import NotFound, SessionBusy, Unprocessable
+from gateway.errors import NotFound, SessionBusy, ShuttingDown, Unprocessable
 from gateway.sessions.command import TurnCommand
+from gateway.sessions.compaction_events import as_begun
 from gateway.sessions.fit import fitting, prepared_for
 from gateway.sessions.history import History, after_turn, load
 from gateway.sessions.items import check_pairs
 from gateway.sessions.prepare import Prepared
 from gateway.sessions.replay import replayed
 from gateway.sessions.room import TurnRoom
-from gateway.sessions.run import Compacted, TurnRun, TurnStarted
+from gateway.sessions.run import Compacted, HandedOver, TurnRun, TurnStarted
 from gateway.sessions.work import TurnWork
 from gateway.store.compaction_records import CompactionRecord
 from gateway.store.records import (
@@ -34,15 +37,20 @@ from gateway.store.records import (
 )
 
 FOLLOW_S = 0.15  # how often the store is asked whether another gateway's turn has ended
+LEAST_WAIT_S = 0.01  # that a wait for a session is counted as
 HEAD_TRIES = 5  # a head that moves between reading and transaction 1 is read again this often
 
 
 async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
     """Begin a turn, or find the one that its idempotency key names. Raises GatewayError; nothing is saved then."""
-    if command.session_id is None:
+    if room.registry.stopping:
+        raise ShuttingDown()
+    if command.session_id is None or not command.saved:
         return await _start_stateless(room, command)
     known = await _known(room, command)
-    for _ in range(HEAD_TRIES):
+    tries = 0
+    while tries < HEAD_TRIES:
+        tries += 1
         if known is not None and (run := await _attach(room, command, known)) is not None:
             return run
         history = await _history(room, command, known)
@@ -63,6 +71,10 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
         if isinstance(outcome_, Busy):
             if command.busy_is_stateless:
                 return await _start_stateless(room, replace(command, metadata={**command.metadata, "saved": False}))
+            if command.waits_s > 0:
+                command = replace(command, waits_s=command.waits_s - await _until_free(room, command))
+                tries -= 1
+                continue
             raise SessionBusy(
                 "this session is answering another turn; send the next one when it is done",
                 retry_after_s=max(1.0, round(outcome_.retry_after_s)),
@@ -70,12 +82,32 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
         if isinstance(outcome_, Known):
             known = outcome_.turn
             continue
+        assert command.session_id is not None
         remembered = room.registry.heads.forget(command.tenant_id, command.session_id)
         if isinstance(outcome_, NoSession) and not remembered:
             raise NotFound(f"no session {command.session_id[:64]!r}", code="session_not_found")
         if command.again is not None:
             command = await command.again()
     raise SessionBusy("other turns keep moving this session's head; try again", retry_after_s=1.0)
+
+
+async def _until_free(room: TurnRoom, command: TurnCommand) -> float:
+    """Waits for the turn that the session answers now, here or at another gateway -> seconds waited, more than none."""
+    assert command.session_id is not None
+    began, tenant, session_id = time.monotonic(), command.tenant_id, command.session_id
+    run = room.registry.of_session(tenant, session_id)
+    with suppress(TimeoutError, HandedOver):
+        async with asyncio.timeout(command.waits_s):
+            if run is not None:
+                await run.wait_end()
+            while True:
+                session = await room.store.get_session(tenant, session_id)
+                if session is None or session.status == "idle":
+                    break
+                await asyncio.sleep(FOLLOW_S)
+    if room.registry.stopping:
+        raise ShuttingDown()
+    return max(time.monotonic() - began, LEAST_WAIT_S)
 
 
 async def _begun(
@@ -141,6 +173,7 @@ def _begin(room: TurnRoom, command: TurnCommand, history: History) -> BeginTurn:
         on_disconnect=command.on_disconnect,
         create=command.create if session is None else None,
         move_head=command.move_head,
+        metadata=command.metadata,
     )
 
 
@@ -218,7 +251,7 @@ def _launch(
         )
     )
     if made is not None:
-        run.emit(Compacted("started", made.id, made.trigger, {"tokens_before": made.report.get("tokens_before")}))
-        run.emit(Compacted("completed", made.id, made.trigger, made.report))
+        run.emit(Compacted("started", as_begun(made)))
+        run.emit(Compacted("completed", made))
     room.registry.add(run, asyncio.create_task(work.run_to_end(), name=f"turn-{run.turn_id}"))
     return run

@@ -108,6 +108,10 @@ class Vocabulary:
         if not self._pieces_equal(whole):
             self._whole = whole
 
+    def holds(self, ids: Iterable[int]) -> bool:
+        """Whether each of them is the id of a token. (Where a vocabulary has holes, its ids go beyond their number.)"""
+        return all(id < self.num_tokens or self._tokenizer.id_to_token(id) is not None for id in ids)
+
     @property
     def exact(self) -> bool:
         """Whether encoding by pieces equals encoding whole texts."""
@@ -153,6 +157,10 @@ class Vocabulary:
         """Text of ids, control tokens readable. An incomplete character reads as U+FFFD."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
+
+    def plain_text(self, ids: Sequence[int]) -> str:
+        """Text of ids as an engine sends it: special tokens left out."""
+        return self.decode([i for i in ids if self._names.get(i) not in self.special])
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -168,7 +168,7 @@ class _Round:
                 "usage": "{}",
                 "placement": "{}",
                 "prefix_report": "{}",
-                "metadata": "{}",
+                "metadata": command.notes,
             }
         )
         self._rows[sql.INSERT_ITEM].extend(command.items)
@@ -210,6 +210,7 @@ class _Round:
                 "attempt": turn.attempt + 1,
                 "model": begin.model,
                 "on_disconnect": begin.on_disconnect,
+                "metadata": command.notes,
             }
         )
         return Begun(turn.seq, session.fence, turn.parent_id, reopened=True, turn_id=turn.id)

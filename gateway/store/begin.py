@@ -46,6 +46,7 @@ class LiveTurn:
     attempt: int
     request_hash: bytes | None
     finish_reason: str | None
+    built_on: bool  # a turn goes on from it, or a compaction was made of a path that ends in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class Reopen:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """A new turn below `parent_id`. `rekey`: a turn that never was answered gives up the idempotency key for it."""
+    """A new turn below `parent_id`. `rekey`: a turn that never was answered gives up the idempotency key for it: the
+    conversation went on elsewhere, or from it, and what others build on stays as they saw it."""
 
     parent_id: str | None
     rekey: LiveTurn | None = None
@@ -100,7 +102,9 @@ def decide_begin(begin: BeginTurn, session: LiveSession | None, known: LiveTurn 
     built_on = begin.expected_head if on_head else begin.parent
     overtaken = known is not None and on_head and head not in (known.parent_id, known.id)
     if known is not None and not overtaken:
-        return Reopen(known) if built_on == known.parent_id else HeadMoved(known.parent_id)
+        if built_on != known.parent_id:
+            return HeadMoved(known.parent_id)
+        return Admit(known.parent_id, rekey=known) if known.built_on else Reopen(known)
     if on_head and built_on != head:
         return HeadMoved(head)
     return Admit(built_on, rekey=known)

@@ -16,6 +16,7 @@ class Begin:
     items: list[dict[str, Any]]
     session: dict[str, Any]  # the row of the session to create, but for its instants; {} where none is
     metadata: list[dict[str, Any]]
+    notes: str  # the turn's own metadata, as it will be kept
 
     @property
     def key(self) -> tuple[str, str]:
@@ -67,10 +68,11 @@ def begin(turn: BeginTurn) -> Begin:
     if turn.create is not None and (turn.create.tenant_id, turn.create.id) != (turn.tenant_id, turn.session_id):
         raise ValueError("BeginTurn.create names another session than the turn")
     items = item_rows(turn.tenant_id, turn.turn_id, INPUT, turn.input)
+    notes = encode(turn.metadata)
     if turn.create is None:
-        return Begin(turn, items, {}, [])
+        return Begin(turn, items, {}, [], notes)
     metadata = metadata_rows(turn.tenant_id, turn.session_id, turn.create.metadata)
-    return Begin(turn, items, session_row(turn.create, 0.0), metadata)
+    return Begin(turn, items, session_row(turn.create, 0.0), metadata, notes)
 
 
 def finish(turn: FinishTurn) -> Finish:

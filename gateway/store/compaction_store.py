@@ -117,10 +117,15 @@ class CompactionStore(Access):
     async def get_compaction(self, tenant_id: str, session_id: str, id: str) -> CompactionRecord | None:
         return await self._read(lambda c: views.get_compaction(c, tenant_id, session_id, id))
 
-    async def pin_turn(self, tenant_id: str, session_id: str, turn_id: str, pinned: bool) -> TurnRecord | None:
-        """The turn as it is now. None: absent. The view_version grows only where that changed something."""
+    async def pin_turn(
+        self, tenant_id: str, session_id: str, turn_id: str, pinned: bool, *, expected_view: int | None = None
+    ) -> TurnRecord | None:
+        """The turn as it is now. None: absent. The view_version grows only where that changed something.
+
+        Raises ViewMoved where another version than `expected_view` stands.
+        """
         return await self._write(
-            lambda c: compactions.pin_turn(c, tenant_id, session_id, turn_id, pinned, self._clock())
+            lambda c: compactions.pin_turn(c, tenant_id, session_id, turn_id, pinned, expected_view, self._clock())
         )
 
     async def lapse_compactions(self) -> int:

@@ -48,7 +48,7 @@ def begin_compaction(connection: Connection, new: NewCompaction, now: float) -> 
     alive = running is not None and running.deadline_at > now
     if running is not None and alive and not new.supersedes:
         raise CompactionRunning(running.id, running.deadline_at)
-    if session.view_version != new.view_version:
+    if session.view_version != new.view_version or session.running == new.head_turn_id:  # which runs again by its key
         raise ViewMoved(session.view_version)
     if running is not None:
         ended = interrupt(now, SUPERSESSION if alive else INTERRUPTION)
@@ -153,12 +153,20 @@ def revert_compaction(
 
 
 def pin_turn(
-    connection: Connection, tenant_id: str, session_id: str, turn_id: str, pinned: bool, now: float
+    connection: Connection,
+    tenant_id: str,
+    session_id: str,
+    turn_id: str,
+    pinned: bool,
+    expected_view: int | None,
+    now: float,
 ) -> TurnRecord | None:
-    """None: absent. A turn that is pinned, or not, already changes nothing."""
+    """None: absent. A turn that is pinned, or not, already changes nothing. Raises ViewMoved."""
     session = _lock(connection, tenant_id, session_id, now)
     if session is None or _seq(connection, session, turn_id) is None:
         return None
+    if expected_view not in (None, session.view_version):
+        raise ViewMoved(session.view_version)
     mine = and_(turns.c.tenant_id == tenant_id, turns.c.id == turn_id, turns.c.pinned == int(not pinned))
     if connection.execute(update(turns).where(mine).values(pinned=int(pinned))).rowcount:
         _move_view(connection, session)

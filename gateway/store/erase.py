@@ -8,7 +8,7 @@ from sqlalchemy import BindParameter, Connection, bindparam, select
 
 from gateway.store.records import Receipt
 from gateway.store.rows import encode
-from gateway.store.tables import compactions, erasures, events, items, session_metadata, sessions, turns
+from gateway.store.tables import compactions, erasures, events, handovers, items, session_metadata, sessions, turns
 
 _TENANT: BindParameter[str] = bindparam("b_tenant")
 _SESSION: BindParameter[str] = bindparam("b_session")
@@ -16,7 +16,7 @@ _TURN_IDS = select(turns.c.id).where(turns.c.tenant_id == _TENANT, turns.c.sessi
 _DELETES = (
     *(
         (str(table.name), table.delete().where(table.c.tenant_id == _TENANT, table.c.turn_id.in_(_TURN_IDS)))
-        for table in (events, items)
+        for table in (events, handovers, items)
     ),
     *(
         (str(table.name), table.delete().where(table.c.tenant_id == _TENANT, table.c.session_id == _SESSION))

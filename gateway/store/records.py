@@ -20,6 +20,8 @@ from gateway.store.compaction_records import NewCompaction as NewCompaction
 from gateway.store.compaction_records import StandingView as StandingView
 from gateway.store.compaction_records import ViewMoved as ViewMoved
 
+# Who made a session: the session API (conversations too), a session key, history matching, a response of its own.
+Origin = Literal["api", "chat", "matched", "responses"]
 HEAD = "head"  # BeginTurn.parent: go on from wherever the session's head stands
 
 
@@ -35,7 +37,7 @@ class SessionRecord:
     user_ref: str | None
     metadata: Mapping[str, str]
     policy: Mapping[str, Any]
-    origin: Literal["api", "chat", "matched"]  # who made it: the session API, a session key, history matching
+    origin: Origin
     head_turn_id: str | None
     next_seq: int
     status: Literal["idle", "running"]
@@ -57,7 +59,7 @@ class NewSession:
     user_ref: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     policy: Mapping[str, Any] = field(default_factory=dict)
-    origin: Literal["api", "chat", "matched"] = "api"
+    origin: Origin = "api"
     expires_at: float | None = None
 
 
@@ -102,6 +104,7 @@ class TurnRecord:
     error: Mapping[str, Any] | None
     metadata: Mapping[str, Any]  # mode, settings of the request that shape the answer
     pinned: bool = False  # sent as it is, whatever a compaction does with the turns around it
+    attempt: int = 1  # grows when the turn runs again from its start; not when another gateway goes on with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class BeginTurn:
     on_disconnect: Literal["cancel", "finish"] = "finish"
     create: NewSession | None = None  # made in the same transaction when the session does not exist
     move_head: bool = True  # whether finish_turn makes this turn the head
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # what is told of it while it runs
 
 
 @dataclass(frozen=True, slots=True)

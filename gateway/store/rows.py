@@ -155,6 +155,7 @@ def turn_of(row: Row[Any], items: Mapping[int, tuple[Item, ...]], ids: tuple[byt
         error=None if row.error is None else orjson.loads(row.error),
         metadata=orjson.loads(row.metadata),
         pinned=bool(row.pinned),
+        attempt=row.attempt,
     )
 
 

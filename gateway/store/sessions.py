@@ -22,6 +22,7 @@ from gateway.store import changes, commands, keys, listing, reads, sweep
 from gateway.store.compaction_store import CompactionStore
 from gateway.store.database import Database, connect, normalise
 from gateway.store.erase import erase_session
+from gateway.store.handovers import HandoverStore
 from gateway.store.records import (
     BeginOutcome,
     BeginTurn,
@@ -37,6 +38,8 @@ from gateway.store.records import (
     SessionRecord,
     TurnRecord,
 )
+from gateway.store.replica_store import ReplicaStore
+from gateway.store.responses import delete_response
 from gateway.store.schema import SchemaBehind, SchemaState, schema_state
 from gateway.store.tables import probe, turns
 from gateway.store.writer import Writer
@@ -74,7 +77,7 @@ async def open_store(
         await database.close()
 
 
-class Store(CompactionStore):
+class Store(CompactionStore, HandoverStore, ReplicaStore):
     """Made by `open_store`. `clock`: seconds since 1970; gateways on one database need clocks within a lease."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -136,6 +139,13 @@ class Store(CompactionStore):
     async def _scrub(self) -> None:
         self._unscrubbed = not await self._database.scrub()
 
+    async def delete_response(self, tenant_id: str, session_id: str, turn_id: str) -> dict[str, int] | None:
+        """Table -> rows erased. None: the turn runs. See `gateway.store.responses`."""
+        erased = await self._write(lambda c: delete_response(c, tenant_id, session_id, turn_id, self._clock()))
+        if erased:
+            await self._scrub()
+        return erased
+
     # ---- turns
 
     async def begin_turn(self, begin: BeginTurn) -> BeginOutcome:
@@ -161,6 +171,11 @@ class Store(CompactionStore):
 
     async def get_turn_by_seq(self, tenant_id: str, session_id: str, seq: int) -> TurnRecord | None:
         return await self._read(lambda c: reads.read_turn(c, tenant_id, session_id, which=turns.c.seq == seq))
+
+    async def find_turn(self, tenant_id: str, turn_id: str) -> TurnRecord | None:
+        """The turn with that id, in whichever session of the tenant."""
+        found = await self._read(lambda c: reads.read_turns(c, tenant_id, [turn_id]))
+        return found[0] if found else None
 
     async def find_idempotent(self, tenant_id: str, session_id: str, key: str) -> TurnRecord | None:
         which = turns.c.idempotency_key == key

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from gateway.store.rows import OUTPUT
-from gateway.store.tables import events, items, session_metadata, sessions, turns
+from gateway.store.tables import COMMITTED, RUNNING, compactions, events, items, session_metadata, sessions, turns
 
 _TENANT: BindParameter[str] = bindparam("b_tenant", type_=Text())
 _ID: BindParameter[str] = bindparam("b_id", type_=Text())
@@ -57,6 +57,21 @@ def lock_sessions(size: int) -> Select[Any]:
     return mine.order_by(sessions.c.id).with_for_update()
 
 
+_later = turns.alias("later")
+_BUILT_ON = or_(
+    select(_later.c.id)
+    .where(_later.c.tenant_id == turns.c.tenant_id, _later.c.session_id == turns.c.session_id)
+    .where(_later.c.seq > turns.c.seq, _later.c.parent_id == turns.c.id)
+    .correlate(turns)
+    .exists(),
+    select(compactions.c.id)
+    .where(compactions.c.tenant_id == turns.c.tenant_id, compactions.c.session_id == turns.c.session_id)
+    .where(compactions.c.head_turn_id == turns.c.id, or_(RUNNING, COMMITTED))
+    .correlate(turns)
+    .exists(),
+).label("built_on")
+
+
 @cache
 def turns_by_key(size: int) -> Select[Any]:
     """Session, key, then the columns in the order of LiveTurn's fields."""
@@ -70,6 +85,7 @@ def turns_by_key(size: int) -> Select[Any]:
         turns.c.attempt,
         turns.c.request_hash,
         turns.c.finish_reason,
+        _BUILT_ON,
     )
     named = [  # tenant and all in each, and no two IN lists: else SQLite looks through every key of the tenant
         and_(
@@ -134,7 +150,7 @@ FINISH_TURN = _turn_update(
     "output_ids",
 )
 LAPSE_TURN = _turn_update("status", "completed_at").where(turns.c.status == "in_progress")
-REOPEN_TURN = _turn_update("fence", "attempt", "model", "on_disconnect").values(
+REOPEN_TURN = _turn_update("fence", "attempt", "model", "on_disconnect", "metadata").values(
     status="in_progress",
     completed_at=None,
     finish_reason=None,
@@ -148,7 +164,6 @@ REOPEN_TURN = _turn_update("fence", "attempt", "model", "on_disconnect").values(
     placement="{}",
     prefix_report="{}",
     error=None,
-    metadata="{}",
     prompt_ids=None,
     output_ids=None,
 )

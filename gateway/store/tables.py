@@ -222,6 +222,20 @@ Index(
     postgresql_where=COMMITTED,
 )
 
+handovers = Table(  # running turns that a gateway which stops offers to the others
+    "handovers",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("turn_id", Text, nullable=False),
+    Column("session_id", Text, nullable=False),
+    Column("fence", BigInteger, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("state", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "turn_id"),
+    ForeignKeyConstraint(["tenant_id", "turn_id"], ["turns.tenant_id", "turns.id"]),
+)
+
 erasures = Table(  # receipts: what was erased and how much of it, never a word of what it said
     "erasures",
     metadata,
@@ -253,4 +267,36 @@ probe = Table(  # one row that readiness writes to, so that "can write" is tried
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("at", Double, nullable=False),
+)
+
+replicas = (
+    Table(  # the operator's, of no tenant: replicas added at runtime, and those of the settings that were drained
+        "replicas",
+        metadata,
+        Column("name", Text, primary_key=True),
+        Column("source", Text, nullable=False),
+        Column("url", Text),  # NULL: the settings say
+        Column("credential", LargeBinary),  # sealed under a key that derives from the gateways' secret
+        Column("terms", Text, nullable=False),
+        Column("state", Text, nullable=False),
+        Column("revision", BigInteger, nullable=False),  # grows with every change of state
+        Column("reason", Text, nullable=False),
+        Column("created_at", Double, nullable=False),
+        Column("changed_at", Double, nullable=False),
+        Column("drain_until", Double),
+        # the gateway that moves its sessions away, good until worker_until
+        Column("worker", Text),
+        Column("worker_until", Double),
+        Column("progress", Text, nullable=False),
+    )
+)
+
+replica_reports = Table(  # while a replica is drained: what each gateway still runs there
+    "replica_reports",
+    metadata,
+    Column("replica", Text, nullable=False),
+    Column("gateway", Text, nullable=False),
+    Column("running", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    PrimaryKeyConstraint("replica", "gateway"),
 )

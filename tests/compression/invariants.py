@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, pairwise
+from typing import get_args
 
 import orjson
 
 from compression.budget import Policy, least_gain
 from compression.conversation import Item
+from compression.cost import Way
 from compression.plan import NoPlan, Plan, Urgency
 from compression.segments import Segment
 from compression.view import View, fold, orphans, shown
@@ -22,8 +24,8 @@ def check(talk: Talk, made: Plan | NoPlan, urgency: Urgency, policy: Policy | No
     assert orjson.loads(orjson.dumps(made.as_json())) == made.as_json()
     assert made.tokens_before == talk.tokens
     assert made.tokens_after >= 0
-    allowed = allowed_tokens(talk, urgency, policy)
-    _check_options(made, allowed)
+    allowed, fits = allowed_tokens(talk, urgency, policy), fitting_tokens(talk)
+    _check_options(made, fits)
     if isinstance(made, NoPlan):
         _check_refusal(talk, made, urgency, policy)
         return
@@ -32,14 +34,19 @@ def check(talk: Talk, made: Plan | NoPlan, urgency: Urgency, policy: Policy | No
     _check_merges(talk, made)
     _check_tokens(talk, made, after, urgency, allowed)
     _check_append_only(talk, made, after)
-    _check_kept(talk, made, after, allowed, policy)
+    _check_kept(talk, made, after, policy)
     check_shown(talk, after)
 
 
 def allowed_tokens(talk: Talk, urgency: Urgency, policy: Policy) -> int:
     if urgency == "hard":
-        return talk.window - min(talk.reserve, talk.window // 16)
+        return fitting_tokens(talk)
     return max(0, int(min(1.0, max(0.0, policy.trigger_ratio)) * talk.window) - talk.reserve)
+
+
+def fitting_tokens(talk: Talk) -> int:
+    """All but the least that an answer needs."""
+    return talk.window - min(talk.reserve, talk.window // 16)
 
 
 def check_shown(talk: Talk, view: View) -> None:
@@ -67,7 +74,7 @@ def check_shown(talk: Talk, view: View) -> None:
     )
 
 
-def _check_options(made: Plan | NoPlan, allowed: int) -> None:
+def _check_options(made: Plan | NoPlan, fits: int) -> None:
     for option in made.options:
         assert option.eligible == (option.why == "")
         assert option.tokens_after >= 0
@@ -76,10 +83,12 @@ def _check_options(made: Plan | NoPlan, allowed: int) -> None:
         assert option.brings >= 0 or not option.eligible
     if isinstance(made, Plan):
         able = [option for option in made.options if option.eligible and option.way != "keep"]
-        enough = [option for option in able if option.tokens_after <= allowed] or able
+        enough = [option for option in able if option.tokens_after <= fits] or able
         best = max(enough, key=lambda option: option.worth)
         assert (best.way, best.tokens_after) == (made.way, made.tokens_after)
         assert made.options[0].way == "keep"
+        assert {option.way for option in made.options} == set(get_args(Way)), "a way has no price and no reason"
+        assert ("costs more" in made.why) == (best.worth < 0)
     elif made.reason not in ("off", "below_trigger"):
         assert not any(option.eligible for option in made.options if option.way != "keep")
 
@@ -138,8 +147,10 @@ def _check_tokens(talk: Talk, made: Plan, after: View, urgency: Urgency, allowed
         assert made.tokens_after <= allowed
     else:
         assert made.tokens_before - made.tokens_after >= least_gain(talk.window)
-    if urgency == "auto":
-        assert made.tokens_after <= allowed
+    if urgency == "auto" and made.tokens_after > allowed:  # what is kept is past the trigger by itself
+        room = fitting_tokens(talk) - made.tokens_after
+        assert room >= 0
+        assert made.tokens_before - made.tokens_after >= room // 2
     same = talk.overhead + common_tokens(talk.folded(), folded)
     assert made.first_changed <= same
     largest = max(sum(word[2] for word in words(fold([turn], View()))) for turn in talk.turns)
@@ -154,8 +165,9 @@ def _check_append_only(talk: Talk, made: Plan, after: View) -> None:
     assert new == old
 
 
-def _check_kept(talk: Talk, made: Plan, after: View, allowed: int, policy: Policy) -> None:
-    """Pins stand raw; other kept turns too, but for parts without whose cuts the prompt would not be allowed."""
+def _check_kept(talk: Talk, made: Plan, after: View, policy: Policy) -> None:
+    """Pins stand raw; other kept turns too, but for parts without whose cuts the prompt would not fit."""
+    fits = fitting_tokens(talk)
     ids = [turn.id for turn in talk.turns]
     kept = {*ids[: max(0, policy.keep_first)], *ids[-max(1, policy.keep_last) :]}
     keys = [(cut.turn_id, cut.part, cut.index) for cut in made.cuts]
@@ -165,9 +177,9 @@ def _check_kept(talk: Talk, made: Plan, after: View, allowed: int, policy: Polic
     assert {cut.turn_id for cut in made.cuts} <= set(seen), "what no one sees is cut"
     last_resort = [cut for cut in made.cuts if cut.turn_id in kept]
     if last_resort:
-        assert made.tokens_after <= allowed
+        assert made.tokens_after <= fits
         freed = last_resort[-1].tokens - last_resort[-1].budget_tokens
-        assert made.tokens_after + freed > allowed, "a kept turn was cut, and it need not have been"
+        assert made.tokens_after + freed > fits, "a kept turn was cut, and it need not have been"
     sent = list(talk.folded(after).items)
     for turn in talk.turns:
         if turn.id in talk.pinned:

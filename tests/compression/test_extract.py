@@ -159,6 +159,17 @@ def test_the_changed_value_goes_before_the_newest() -> None:
     assert "4500" not in found
 
 
+def test_another_address_of_something_else_replaces_none() -> None:
+    turns = talk(
+        ("The wiki is at https://orchard.example.org/table/4635 by the way.", ADVICE),
+        ("It rained the whole afternoon here. I have been turning this over in my head.", ADVICE),
+        ("The server was moved to https://basin.example.net/digest/188.", ADVICE),
+    )
+    found = extract(turns, budget_tokens=40, count=count).text
+    assert "https://orchard.example.org/table/4635" in found
+    assert "https://basin.example.net/digest/188" in found
+
+
 def test_kept_and_lost_are_the_ledger() -> None:
     turns = talk(("My codes are K-1001 and K-2002. I own 3 lamps and 4 rugs and 5 chairs, 6 tables.", ADVICE))
     found = extract(turns, budget_tokens=12, count=count)

@@ -12,6 +12,21 @@ from compression.guard import Ledger, facts_of
 from compression.patterns import spans
 from tests.compression.conversations import called, message, talk, turn
 
+LONG_IDENTIFIERS = {
+    "dotted": "com.example." + "_".join(["very", "long"] * 12) + ".Handler.run",
+    "called": "billing." + "_".join(["very", "long"] * 12) + ".run()",
+    "of many parts": ".".join(f"part_{number}" for number in range(14)),
+    "number at the end": "-".join(["abcdefgh"] * 11) + "-42",
+    "API key": "sk-proj-" + "aB3_dE-6" * 18,
+    "JWT": "eyJ" + "hbGci0iJ" * 4 + ".eyJ" + "zdWIiOi7" * 14 + "." + "SflKxw_c" * 5,
+    "digest": "9f3ab21c" * 16,
+}
+
+
+@pytest.mark.parametrize("value", LONG_IDENTIFIERS.values(), ids=LONG_IDENTIFIERS)
+def test_a_long_identifier_is_one_fact_and_whole(value: str) -> None:
+    assert ("identifier", value) in [(span.kind, span.value) for span in spans(f"Please use {value} from now on.")]
+
 
 @pytest.mark.parametrize(
     ("text", "kind", "value"),

@@ -89,12 +89,51 @@ def test_off_and_nothing_and_gain_and_floor_are_refused_with_their_numbers() -> 
     assert refused(turns(1, 4, 2000)).reason == "nothing"
     gain = refused([*turns(1, 1), *turns(2, 2, 350), *turns(3, 5)], overhead_tokens=ALLOWED - 1500)
     assert (gain.reason, gain.tokens_before - gain.tokens_after) == ("gain", 350 - 40 - FRAME_TOKENS)
-    floor = refused(long, overhead_tokens=5000)
+    floor = refused(long, overhead_tokens=6000)
     assert floor.reason == "floor"
     assert floor.tokens_after > ALLOWED
-    assert [option.way for option in floor.options] == ["keep", "summarize"]
-    assert floor.options[1].why == f"{floor.tokens_after} tokens would still be left, {ALLOWED} are allowed"
-    assert orjson.loads(orjson.dumps(floor.as_json()))["options"][0]["why"] == "past the trigger"
+    assert whys(floor)["summarize"] == f"{floor.tokens_after} tokens would still be left, {ALLOWED} are allowed"
+    assert orjson.loads(orjson.dumps(floor.as_json()))["options"][0]["why"] == "15000 tokens do not fit, 7680 do"
+
+
+def whys(made: Plan | NoPlan) -> dict[str, str]:
+    return {option.way: option.why for option in made.options}
+
+
+def test_every_way_has_its_price_or_why_it_is_not_open() -> None:
+    summarised = made(turns(1, 18))
+    assert whys(summarised) == {
+        "keep": f"past the trigger at {ALLOWED} tokens",
+        "elide": "nothing that may be cut out stands outside the turns that are kept",
+        "trim": "the strategy is summarize",
+        "extract": "the strategy is summarize",
+        "summarize": "",
+    }
+    prices = {option.way: option for option in summarised.options}
+    assert prices["trim"].tokens_after < prices["summarize"].tokens_after
+    assert prices["extract"].worth - prices["summarize"].worth == prices["summarize"].call_tokens
+    assert summarised.why == f"past the trigger at {ALLOWED} tokens; of the ways that are open it is worth most"
+    assert whys(refused(turns(1, 4, 2000)))["summarize"] == "no turn may be replaced"
+
+
+def test_a_price_that_is_not_earned_back_is_explained() -> None:
+    plan = made([*turns(1, 1), *turns(2, 2, 900), *turns(3, 5)], overhead_tokens=ALLOWED - 2000)
+    assert next(option for option in plan.options if option.eligible).worth < 0
+    assert plan.why.endswith("It costs more prefill than it is expected to save, and to keep all is not open")
+
+
+def test_where_what_is_kept_is_past_the_trigger_half_of_the_room_is_freed_at_once() -> None:
+    """A document of 4,800 tokens is the first turn: summaries come every few turns, not at each."""
+    path = [message("t1", 4800)]
+    late = [at for at in range(2, 40) if isinstance(planned([*path, *turns(2, at)]), Plan)]
+    waits = refused([*path, *turns(2, late[0] - 1)])
+    assert waits.reason == "floor"
+    assert whys(waits)["summarize"].endswith(f"{waits.tokens_before - waits.tokens_after}")
+    plan = made([*path, *turns(2, late[0])])
+    assert ALLOWED < plan.tokens_after < WINDOW - 512
+    assert plan.tokens_before - plan.tokens_after >= (WINDOW - 512 - plan.tokens_after) // 2
+    assert plan.cuts == ()
+    assert 3 <= len(plan.ranges[0].turn_ids) <= 6
 
 
 @pytest.mark.parametrize(
@@ -179,7 +218,7 @@ def test_what_is_cheaper_is_chosen() -> None:
     assert (early.way, early.first_changed) == ("summarize", 300 + 300)
     assert worth(late)["elide"] > worth(late)["summarize"]
     assert worth(early)["summarize"] > worth(early)["elide"]
-    assert [option.way for option in late.options] == ["keep", "elide", "summarize"]
+    assert [option.way for option in late.options] == ["keep", "elide", "summarize", "trim", "extract"]
 
 
 def test_without_a_model_there_is_no_call_to_pay() -> None:
@@ -187,8 +226,8 @@ def test_without_a_model_there_is_no_call_to_pay() -> None:
     for strategy in ("extract", "trim"):
         plan = made(path, policy=Policy(strategy=strategy))
         assert plan.way == strategy
-        assert plan.options[-1].call_tokens == 0
-    assert made(path).options[-1].call_tokens == 160 + 6 * 400
+        assert next(option for option in plan.options if option.eligible).call_tokens == 0
+    assert next(option for option in made(path).options if option.eligible).call_tokens == 160 + 6 * 400
 
 
 def test_what_is_left_out_leaves_a_marker() -> None:
@@ -216,14 +255,26 @@ def test_kept_turns_are_cut_only_where_nothing_else_is_enough() -> None:
     last = [*turns(10, 11), message("t12", 2500)]
     enough = made([*turns(1, 9), *last])
     assert (enough.ranges[0].turn_ids[0], enough.cuts) == ("t2", ())
-    alone = made([*turns(1, 3), *turns(4, 5), message("t6", 6000)])
-    assert alone.ranges == (Range(ids(2, 3), 600, 80),)
-    assert [(cut.turn_id, cut.budget_tokens) for cut in alone.cuts] == [("t6", 1024)]
-    assert [option.why for option in alone.options] == [
-        "past the trigger",
-        f"7328 tokens would still be left, {ALLOWED} are allowed",
-        "",
+    fits = made([*turns(1, 3), *turns(4, 5), message("t6", 6000)])
+    assert (fits.ranges, fits.cuts) == ((Range(ids(2, 3), 600, 80),), ()), "7,328 tokens fit"
+    for urgency in ("auto", "hard", "asked"):
+        alone = made([*turns(1, 3), *turns(4, 5), message("t6", 6400)], urgency=urgency)
+        assert alone.ranges == (Range(ids(2, 3), 600, 80),)
+        assert [(cut.turn_id, cut.budget_tokens) for cut in alone.cuts] == [("t6", 1024)]
+    assert [(option.way, option.eligible) for option in alone.options[:3]] == [
+        ("keep", False),
+        ("summarize", True),
+        ("summarize", True),
     ]
+
+
+@pytest.mark.parametrize("urgency", ["auto", "asked", "hard"])
+@pytest.mark.parametrize("path", [[message("t1", 4761)], [*turns(1, 2), message("t3", 4761)]])
+def test_a_pasted_document_stays_whole_while_it_fits(path: list[SizedTurn], urgency: Any) -> None:
+    """Right after its answer the prompt is past the trigger, and the next question is about the document's middle."""
+    assert sum(turn.tokens for turn in path) + 300 > 0.55 * WINDOW
+    reasons = {"auto": "nothing", "asked": "nothing", "hard": "below_trigger"}
+    assert refused(path, overhead_tokens=700, urgency=urgency).reason == reasons[urgency]
 
 
 def test_a_message_longer_than_the_window_is_cut_to_fit() -> None:
@@ -240,6 +291,8 @@ def test_a_prompt_that_must_fit_may_lose_turns_without_a_summary() -> None:
         ("keep", False),
         ("summarize", False),
         ("trim", True),
+        ("elide", False),
+        ("extract", False),
     ]
     assert made(path, overhead_tokens=overhead - 1, urgency="hard").way == "summarize"
 
@@ -268,7 +321,8 @@ def test_what_is_asked_for_is_not_weighed_against_a_gentler_way() -> None:
     path = [*turns(1, 10, 200), message("t11", 3400, "tool_output"), *turns(12, 14, 150)]
     assert made(path).way == "elide"
     asked = made(path, urgency="asked")
-    assert [option.way for option in asked.options] == ["keep", "summarize"]
+    assert [option.way for option in asked.options if option.eligible] == ["summarize"]
+    assert whys(asked)["elide"] == "it was asked to compact as far as the policy lets"
     assert asked.ranges[0].turn_ids == ids(2, 11)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp
@@ -14,10 +15,12 @@ from engines.contract import ChatPrompt, Engine, GenerateRequest, IdsPrompt, Sam
 from engines.echo import EchoEngine
 from engines.echo_tokens import encode, pack
 from engines.remote.http import Timeouts, Upstream
+from engines.remote.llamacpp import LlamaCppEngine
 from engines.remote.openai import OpenAiEngine
+from engines.remote.sglang import SglangEngine
 from engines.remote.turnkeep import TurnkeepEngine
 from engines.remote.vllm import VllmEngine
-from tests.contracts import openai_app, vllm_app, wire_app
+from tests.contracts import llamacpp_app, openai_app, sglang_app, vllm_app, wire_app
 from tests.contracts.live import FaultLayer, LiveServer
 from tests.faults.proxy import FaultProxy
 
@@ -33,7 +36,7 @@ class Subject:
     ids: bool  # asks with token ids, else with messages
     layer: FaultLayer | None = None
     proxy: FaultProxy | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
+    retry_after_s: float | None = 1.0  # what a full server says
 
     def ask(self, text: str, *, max_tokens: int = 64, model: str = "echo", **sampling: Any) -> GenerateRequest:
         """A request whose answer is `text`."""
@@ -68,6 +71,7 @@ async def behind_socket(
     *,
     ids: bool,
     timeouts: Timeouts = QUICK,
+    retry_after_s: float | None = 1.0,
     **echo: Any,
 ) -> AsyncIterator[Subject]:
     """adapter -> fault proxy -> uvicorn -> fault layer -> app -> EchoEngine."""
@@ -77,7 +81,7 @@ async def behind_socket(
         async with FaultProxy("127.0.0.1", server.port) as proxy:
             engine = adapter(Upstream(proxy.url, name="replica", timeouts=timeouts))
             try:
-                yield Subject(engine, behind, ids, layer, proxy)
+                yield Subject(engine, behind, ids, layer, proxy, retry_after_s)
             finally:
                 await engine.aclose()
                 async with asyncio.timeout(0.5):  # a connection that outlives its engine
@@ -87,6 +91,11 @@ async def behind_socket(
 
 def turnkeep(**options: Any) -> Any:
     return behind_socket(wire_app.create_app, (wire_app.GENERATE,), TurnkeepEngine, ids=True, **options)
+
+
+def turnkeep_as_vllm(**options: Any) -> Any:
+    """Our engine's front as whoever takes it for a vLLM sees it."""
+    return behind_socket(wire_app.create_app, (vllm_app.COMPLETIONS,), VllmEngine, ids=True, **options)
 
 
 def vllm_ids(**options: Any) -> Any:
@@ -103,5 +112,42 @@ def openai(**options: Any) -> Any:
     return behind_socket(openai_app.create_app, (openai_app.CHAT,), OpenAiEngine, ids=False, **options)
 
 
-SOCKETS = {"turnkeep": turnkeep, "vllm_ids": vllm_ids, "vllm_chat": vllm_chat, "openai": openai}
+def sglang_ids(**options: Any) -> Any:
+    paths = (sglang_app.GENERATE, sglang_app.CHAT)
+    return behind_socket(sglang_app.create_app, paths, SglangEngine, ids=True, retry_after_s=None, **options)
+
+
+def sglang_steps(**options: Any) -> Any:
+    """Started with --incremental-streaming-output."""
+    app = partial(sglang_app.create_app, incremental=True)
+    return behind_socket(app, (sglang_app.GENERATE,), SglangEngine, ids=True, retry_after_s=None, **options)
+
+
+def sglang_chat(**options: Any) -> Any:
+    paths = (sglang_app.GENERATE, sglang_app.CHAT)
+    return behind_socket(sglang_app.create_app, paths, SglangEngine, ids=False, **options)
+
+
+def llamacpp_ids(**options: Any) -> Any:
+    paths = (llamacpp_app.COMPLETION, llamacpp_app.CHAT)
+    return behind_socket(llamacpp_app.create_app, paths, LlamaCppEngine, ids=True, **options)
+
+
+def llamacpp_chat(**options: Any) -> Any:
+    paths = (llamacpp_app.COMPLETION, llamacpp_app.CHAT)
+    return behind_socket(llamacpp_app.create_app, paths, LlamaCppEngine, ids=False, **options)
+
+
+SOCKETS = {
+    "turnkeep": turnkeep,
+    "turnkeep_as_vllm": turnkeep_as_vllm,
+    "vllm_ids": vllm_ids,
+    "vllm_chat": vllm_chat,
+    "sglang_ids": sglang_ids,
+    "sglang_steps": sglang_steps,
+    "sglang_chat": sglang_chat,
+    "llamacpp_ids": llamacpp_ids,
+    "llamacpp_chat": llamacpp_chat,
+    "openai": openai,
+}
 MAKERS = {"echo": in_process, **SOCKETS}

@@ -97,7 +97,10 @@ def create_app(engine: EchoEngine, *, prompt_details: bool = True, priorities: b
 
     async def openapi(request: Request) -> Response:
         properties: dict[str, Any] = {name: {} for name in FIELDS}
-        return JSONResponse({"components": {"schemas": {"CompletionRequest": {"properties": properties}}}})
+        paths: dict[str, Any] = {path: {} for path in (COMPLETIONS, CHAT, "/v1/embeddings", "/tokenize")}
+        return JSONResponse(
+            {"components": {"schemas": {"CompletionRequest": {"properties": properties}}}, "paths": paths}
+        )
 
     async def health(request: Request) -> Response:
         return Response(status_code=200)

@@ -16,5 +16,5 @@ GENERATE = "/turnkeep/v1/generate"
 
 
 def create_app(engine: EchoEngine) -> ASGIApp:
-    info = ModelInfo("echo", ECHO_MODEL_DIR, 131_072, VOCAB, engine.paths.block_size, "none", "none", "epoch")
+    info = ModelInfo("echo", ECHO_MODEL_DIR, engine._window, VOCAB, engine.paths.block_size, "none", "none", "epoch")
     return front(InProcess(engine, info), clock=time.monotonic, now=time.time)

@@ -4,9 +4,11 @@ A fenced block marked `console` holds commands after `$ `: `make WORD`, with wor
 commands and options that exist; pip, curl and python lines. Another command needs a way to check it, added here.
 """
 
+import json
 import re
 import shlex
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,10 +43,29 @@ def test_a_command_of_the_docs_is_one_that_exists(page: str, line: str) -> None:
             check_make(words[1:])
         case "turnkeep":
             check_turnkeep(words[1:])
-        case "pip" | "curl" | "export" | "python":
+        case "curl":
+            check_curl(words)
+        case "pip" | "export" | "python":
             assert len(words) > 1
         case other:
             pytest.fail(f"{page}: say in tests/docs/test_readme.py how `{other}` is checked")
+
+
+def check_curl(words: list[str]) -> None:
+    """A body has the type that its route takes, and what is not written out was printed by `turnkeep serve`."""
+    headers = [word for before, word in pairwise(words) if before in ("-H", "--header")]
+    sent = [word for before, word in pairwise(words) if before in ("-d", "--data", "--data-binary")]
+    assert {word for line in words for word in re.findall(r"\$\w+", line)} <= {"$TURNKEEP_API_KEY"}
+    if sent:
+        (kind,) = (header.partition(": ")[2] for header in headers if header.lower().startswith("content-type:"))
+        assert kind == ("application/x-ndjson" if "import" in words[2] else "application/json")
+        if kind == "application/json":
+            assert isinstance(json.loads(sent[0]), dict)
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+)", (ROOT / "README.md").read_text()))
+    assert linked >= {page.relative_to(ROOT).as_posix() for page in PAGES[1:]} - {"docs/log.md"}
 
 
 def check_make(words: list[str]) -> None:

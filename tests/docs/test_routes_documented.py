@@ -10,7 +10,8 @@ from gateway.app import create_app
 from gateway.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
-OURS = [page for page in sorted(DOCS.glob("*.md")) if page.name not in ("engine-wire.md", "engine.md", "engines.md")]
+ENGINE_PAGES = ("engine-wire.md", "engine.md", "engines.md", "kv-events.md")
+OURS = [page for page in sorted(DOCS.glob("*.md")) if page.name not in ENGINE_PAGES]
 NAMED = re.compile(r"\b(GET|POST|PUT|PATCH|DELETE) (/[^\s`?)…]*)")
 OPENAPI: dict[str, Any] = create_app(Settings()).openapi()
 ROUTES = sorted((method.upper(), path) for path, methods in OPENAPI["paths"].items() for method in methods)

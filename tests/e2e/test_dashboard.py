@@ -58,6 +58,11 @@ def test_the_dashboard_shows_sessions_replicas_and_turns_and_follows_them(served
         assert "of 131,072" in row
         assert "completed" in page.locator("#turns tr").first.inner_text()
         assert page.locator("#status, #state").inner_text() == "live"
+        assert "0 in line" in page.locator("#replicas").inner_text()
+        drain = {"force": True, "reason": "a new driver", "timeout_s": 5}
+        http.post("/admin/v1/replicas/embedded/drain", json=drain).raise_for_status()
+        page.get_by_text("drained: takes no turns").wait_for()
+        assert "a new driver" in page.locator("#replicas").inner_text()
         assert page.locator("img").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
         errors = [text for text in said if "401" not in text]

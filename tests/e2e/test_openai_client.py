@@ -1,4 +1,4 @@
-"""The official `openai` client against `turnkeep serve` with the real small model: thirty turns, streamed, twice."""
+"""The official `openai` client against `turnkeep serve` and the real small model: turns streamed by either API."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from openai import OpenAI
 
 from tests.e2e.test_serve_command import Started, serving
 
-TURNS = 30
+TURNS = [6, pytest.param(30, marks=pytest.mark.prove)]
 ANSWER_TOKENS = 8
 SYSTEM = "You are a patient teacher. Answer in a few plain words."
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
@@ -46,10 +46,11 @@ def reuse(before: int, cached: int) -> bool:
     return cached >= before - 1
 
 
-def test_thirty_streamed_turns_through_chat_completions(client: OpenAI, model: str) -> None:
-    headers = {"X-Session-Id": "thirty"}
+@pytest.mark.parametrize("turns", TURNS)
+def test_streamed_turns_through_chat_completions(client: OpenAI, model: str, turns: int) -> None:
+    headers = {"X-Session-Id": f"of-{turns}-turns"}
     path_tokens = 0
-    for i in range(TURNS):
+    for i in range(turns):
         messages: list[Any] = [{"role": "user", "content": question(i)}]
         if i == 0:
             messages.insert(0, {"role": "system", "content": SYSTEM})
@@ -73,12 +74,13 @@ def test_thirty_streamed_turns_through_chat_completions(client: OpenAI, model: s
         path_tokens = usage.total_tokens
 
 
-def test_thirty_streamed_turns_through_the_session_api(served: Started, model: str) -> None:
+@pytest.mark.parametrize("turns", TURNS)
+def test_streamed_turns_through_the_session_api(served: Started, model: str, turns: int) -> None:
     headers = {"authorization": f"Bearer {served.key}"}
     with httpx.Client(base_url=served.url, headers=headers, timeout=300, trust_env=False) as http:
         session = http.post("/v1/sessions", json={"model": model, "system": SYSTEM}).json()["id"]
         path_tokens = 0
-        for i in range(TURNS):
+        for i in range(turns):
             body = {"input": question(i), "stream": True, "max_output_tokens": ANSWER_TOKENS, "temperature": 0}
             with http.stream("POST", f"/v1/sessions/{session}/turns", json=body) as response:
                 kinds = [line[7:] for line in response.iter_lines() if line.startswith("event: ")]
@@ -90,7 +92,7 @@ def test_thirty_streamed_turns_through_the_session_api(served: Started, model: s
             path_tokens = turn["tokens"]["path_tokens"]
         context = http.get(f"/v1/sessions/{session}/context").json()
         assert context["prompt_tokens"] == path_tokens
-        assert len(context["messages"]) == 1 + 2 * TURNS
+        assert len(context["messages"]) == 1 + 2 * turns
 
 
 def test_a_client_that_resends_its_whole_history_hits_the_same_cache(client: OpenAI, model: str) -> None:

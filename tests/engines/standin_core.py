@@ -9,6 +9,7 @@ the request an error in its first step, PRIORITY is answered with the priority.
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from engines.contract import (
     EMPTY_DIGEST,
     Base,
     ContextOverflow,
+    Generated,
     RequestRefused,
     Sampling,
     Shift,
@@ -32,6 +34,7 @@ from engines.local.checks import u32, u32_bytes
 from engines.local.process import Loaded, run
 
 VOCAB, WINDOW = 1000, 4096
+SCORE_BYTES = 8 << 20  # more than the front keeps of an answer that nobody reads
 DIE, BREAK, FAIL, PRIORITY = 901, 902, 903, 904
 
 
@@ -45,9 +48,16 @@ class Request:
     priority: int
     sampling: Sampling
     shift: Shift | None = None
+    generated: Generated | None = None
+    pinned: bool = False
+    min_bits: int = 0
+    system_tokens: int = 0
+    recent_from: int = 0
+    score_from: int | None = None
     prompt: bytes = b""
     cached: int = 0
     made: list[int] = field(default_factory=list)
+    told: bool = False  # that it started
 
 
 @dataclass
@@ -68,6 +78,7 @@ class Output:
     stop: str | None = None
     usage: Usage | None = None
     error: str | None = None
+    scores: bytes = b""
 
 
 @dataclass
@@ -103,6 +114,10 @@ class StandinCore:
                 raise UnknownBase("no such mark", length=request.base.length)
             before = path.ids[: request.base.length * 4]
         request.prompt, request.cached = before + request.delta, len(before) // 4
+        if request.generated is not None:
+            end = len(request.prompt) - 4 * request.generated.ids
+            request.made, request.prompt = list(u32(request.prompt[end:])), request.prompt[:end]
+            request.delta = request.delta[: len(request.delta) - 4 * request.generated.ids]
         wanted = len(request.prompt) // 4 + request.sampling.max_tokens
         if wanted > WINDOW:
             raise ContextOverflow(f"{wanted} tokens, {WINDOW} fit", limit=WINDOW, requested=wanted)
@@ -124,7 +139,8 @@ class StandinCore:
         if first == DIE:
             os._exit(9)
         assert first != BREAK, "told to break"
-        if not request.made:
+        if not request.told:
+            request.told = True
             output.started = Started(len(request.prompt) // 4, request.cached, 0.0)
         if first == FAIL:
             del self._running[request.request_id]
@@ -137,6 +153,9 @@ class StandinCore:
             output.logprobs = [TokenLogprob(token, output.text, -0.25, ((token, output.text, -0.25),))]
         if len(request.made) >= request.sampling.max_tokens:
             output.finish = "length"
+            if request.score_from is not None:
+                bounds = (request.score_from, request.min_bits, request.system_tokens, request.recent_from)
+                output.scores = struct.pack("<4f", *bounds) + bytes(SCORE_BYTES)
             output.usage = Usage(len(request.prompt) // 4, len(request.made), request.cached)
             self._keep(request)
             del self._running[request.request_id]

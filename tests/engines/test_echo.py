@@ -17,6 +17,7 @@ from engines.contract import (
     EngineLost,
     EngineOverloaded,
     EngineUnreachable,
+    Generated,
     GenerateRequest,
     IdsPrompt,
     RequestRefused,
@@ -235,3 +236,36 @@ def test_the_tokenizer_files_are_the_tokenizer() -> None:
     text = "".join(map(chr, range(0x20, 0x3FF))) + "\n\t\0世界😀<|im_end|>x<|endoftext|>"
     assert tokenizer.encode(text) == encode(text)
     assert tokenizer.decode(encode(text)) == decode(encode(text)) == text
+
+
+@pytest.mark.parametrize("stop", [(), ("lt",)])
+async def test_it_goes_on_with_an_answer_that_another_began(stop: tuple[str, ...]) -> None:
+    sampling = Sampling(64, stop=stop, logprobs=1)
+    asked = ids_request(turn("zwölf Maß, halt 世界"), session="s", sampling=sampling)
+    whole = await run(EchoEngine(chunk_tokens=1), asked)
+    ids = [i for delta in whole for i in delta.ids]
+    prompt = cast(IdsPrompt, asked.prompt)
+    for k in range(1, len(ids) + 1):
+        told = "".join(delta.text for delta in whole[:k])
+        begun = replace(
+            prompt,
+            delta=prompt.delta + pack(ids[:k]),
+            num_tokens=prompt.num_tokens + k,
+            generated=Generated(k, len(told)),
+        )
+        rest = await run(EchoEngine(), replace(asked, prompt=begun))
+        assert [i for delta in rest for i in delta.ids] == ids[k:]
+        assert told + "".join(delta.text for delta in rest) == "".join(delta.text for delta in whole)
+        assert [p for delta in rest for p in delta.logprobs] == [p for delta in whole for p in delta.logprobs][k:]
+        assert (rest[-1].finish, rest[-1].stop) == (whole[-1].finish, whole[-1].stop)
+        assert rest[-1].usage == whole[-1].usage
+
+
+async def test_it_refuses_the_beginning_of_another_answer() -> None:
+    asked = ids_request(turn("yes"))
+    prompt = cast(IdsPrompt, asked.prompt)
+    begun = replace(
+        prompt, delta=prompt.delta + pack(encode("no")), num_tokens=prompt.num_tokens + 2, generated=Generated(2, 2)
+    )
+    with pytest.raises(RequestRefused):
+        await run(EchoEngine(), replace(asked, prompt=begun))

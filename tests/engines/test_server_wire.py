@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.contract import Base, Grammar, RequestRefused, Sampling, Shift, TokenLogprob, Usage
+from engines.contract import Base, Generated, Grammar, RequestRefused, Sampling, Shift, TokenLogprob, Usage
 from engines.local import checks, frames, wire
 
 VOCAB = 1000
@@ -23,6 +23,11 @@ FULL = wire.WireRequest(
     salt="abc_-",
     priority=-3,
     shift=Shift(Base(7, bytes(range(32))), 2, 1, 5, 0),
+    generated=Generated(2, 0),
+    min_bits=8,
+    system_tokens=300,
+    recent_from=700,
+    score_from=4,
     sampling=Sampling(
         max_tokens=5,
         temperature=0.5,
@@ -85,6 +90,11 @@ def test_a_request_is_read_back_as_it_was_written(request_: wire.WireRequest) ->
         ("shift.base", {"shift": SHIFT | {"base": {"length": 1}}}),
         ("shift.extra", {"shift": SHIFT | {"extra": 1}}),
         ("dest_start", {"shift": SHIFT | {"dest_start": -1}}),
+        ("generated", {"generated": {"ids": 1}}),
+        ("ids", {"generated": {"ids": 0, "chars": 0}}),
+        ("ids", {"generated": {"ids": 2, "chars": 0}}),
+        ("chars", {"generated": {"ids": 1, "chars": -1}}),
+        ("delta", {"generated": {"ids": 1, "chars": 0}}),
         ("sampling", {"sampling": []}),
         ("max_tokens", {"sampling": {}}),
         *((name, {"sampling": {"max_tokens": 1} | {name: value}}) for name, value in [
@@ -153,6 +163,11 @@ def test_an_approximate_answer_says_so() -> None:
     last = wire.delta_event([5], "a", finish="stop", usage=Usage(100, 1, 20, 60))
     usage = orjson.loads(last.data)["usage"]
     assert (usage["approximate"], usage["shifted_tokens"]) == (True, 60)
+
+
+def test_an_answer_says_on_how_few_bits_it_rests() -> None:
+    last = wire.delta_event([5], "a", finish="stop", usage=Usage(100, 1, 20, prefix_bits=8))
+    assert orjson.loads(last.data)["usage"]["prefix_bits"] == 8
 
 
 @given(

@@ -256,7 +256,7 @@ class Talk:
         check_turns(await self.turns(), await self.turns(branch="head"), self.heard)
         draft = f"and now, after {len(self.heard)} turns?"
         standing, shown = await self.context(), await self.context(draft)
-        check_shown(shown, await self.turns(branch="head"), await self._system(), draft)
+        check_shown(shown, await self.turns(branch="head"), await self._session(), draft)
         if standing["compaction_id"] != shown["compaction_id"]:
             return False
         new = shown["prompt_tokens"] - standing["prompt_tokens"]
@@ -268,8 +268,8 @@ class Talk:
         assert (await self.context())["compaction_id"] != shown["compaction_id"], "the context shows what was not sent"
         return False
 
-    async def _system(self) -> str:
-        return str((await self.client.get(self.path)).json()["system"])
+    async def _session(self) -> dict[str, Any]:
+        return dict((await self.client.get(self.path)).json())
 
 
 def text_of(items: list[dict[str, Any]]) -> str:
@@ -309,10 +309,10 @@ def check_turns(everything: list[dict[str, Any]], path: list[dict[str, Any]], he
     assert [turn["parent_id"] for turn in path] == parents[:-1]
 
 
-def check_shown(context: dict[str, Any], path: list[dict[str, Any]], system: str, draft: str) -> None:
+def check_shown(context: dict[str, Any], path: list[dict[str, Any]], session: dict[str, Any], draft: str) -> None:
     """What is sent is a valid conversation; each turn stands in it once, whole or in one segment."""
     messages = context["messages"]
-    assert [m["content"] for m in messages if m["role"] == "system"] == [system]
+    assert [m["content"] for m in messages if m["role"] == "system"] == [session["system"]]
     assert messages[-1] == {"role": "user", "content": draft}
     roles = [m["role"] for m in messages if m["role"] in ("user", "assistant") and m.get("content")]
     assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"], f"roles do not alternate: {roles}"
@@ -322,7 +322,8 @@ def check_shown(context: dict[str, Any], path: list[dict[str, Any]], system: str
     cut = {elision["turn"] for elision in context["elisions"]}
     assert set(covered) <= {turn["seq"] for turn in path}, "a segment is of another path"
     stand = [turn for turn in path if turn["seq"] not in covered]
-    kept = [*path[:1], *path[-3:], *(turn for turn in path if turn["pinned"])]
+    keep_last = session["policy"].get("keep_last", Policy().keep_last)
+    kept = [*path[:1], *path[-keep_last:], *(turn for turn in path if turn["pinned"])]
     assert {turn["seq"] for turn in kept} <= {turn["seq"] for turn in stand}, "a turn that must stay was replaced"
     texts = [m["content"] for m in messages[:-1] if m["role"] == "user" and not m["content"].startswith(HEADING)]
     for text, turn in zip(texts, stand, strict=True):

@@ -23,6 +23,8 @@ from typing import Any, Self
 import httpx
 import psutil
 
+from tests.faults.forked import Forked
+
 ROOT = Path(__file__).parents[2]
 START_S = 120.0  # a loaded machine, a real model
 
@@ -54,6 +56,10 @@ def echo_command(port: int, tokens_per_s: float) -> list[str]:
     return [sys.executable, "-m", "tests.faults.slow_echo", str(port), str(tokens_per_s)]
 
 
+def faulty_command(port: int, tokens_per_s: float) -> list[str]:
+    return [sys.executable, "-m", "tests.faults.faulty_echo", str(port), str(tokens_per_s)]
+
+
 def told_command(port: int, told: Path, model: str = "echo") -> list[str]:
     return [sys.executable, "-m", "tests.faults.told_echo", str(port), str(told), model]
 
@@ -80,7 +86,7 @@ class Supervised:
         self.environ, self.restart = environ, restart
         self.lives = 0
         self.codes: list[int] = []  # how each life ended
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Forked | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -115,11 +121,8 @@ class Supervised:
         while not self._closing:
             self.lives += 1
             environ = base | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | self.environ(self.lives)
-            with self.log.open("ab") as log:
-                self.process = await asyncio.create_subprocess_exec(
-                    *self.command, cwd=self.log.parent, env=environ, stdout=log, stderr=log
-                )
-                self.codes.append(await self.process.wait())
+            self.process = Forked(self.command, environ, self.log.parent, self.log)
+            self.codes.append(await self.process.wait())
             if not self.restart:
                 return
 

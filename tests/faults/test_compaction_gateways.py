@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.prove]
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """For the whole module: its processes are started once for each database."""
-    return "asyncio", {"use_uvloop": True}
+    return "asyncio", {"use_uvloop": False}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ async def test_asked_for_at_both_at_once_one_view_is_committed(here: Place) -> N
         assert Counter(row["status"] for row in made)["committed"] == 1, both
         assert all(row["error"] for row in made if row["status"] != "committed")
     assert told["committed"] == 4
-    assert told["another compaction of this session is running"] + told["what the session shows has changed"] > 0, told
+    assert told["running"] + told["changed"] > 0, told
     await talk.audit()
     await at(here, talk, 1).audit()
 
@@ -97,7 +97,7 @@ async def test_a_gateway_that_was_stopped_commits_nothing_when_it_wakes(here: Pl
     here.gateways[0].send(signal.SIGSTOP)
     here.engine_told.say()
     other = at(here, talk, 1)
-    assert (await other.compact())["reason"] == "another compaction of this session is running"
+    assert (await other.compact())["reason"] == "running"
     await other.turn(words(99, 3000))
     await other.turn("and on")
     here.gateways[0].send(signal.SIGCONT)

@@ -19,7 +19,7 @@ PHASES = ("summary", "prefill")
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """For the whole module: its processes are started once."""
-    return "asyncio", {"use_uvloop": True}
+    return "asyncio", {"use_uvloop": False}
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, bool]]:
     """As everywhere, but for the whole module: its processes are started once."""
-    return "asyncio", {"use_uvloop": True}
+    return "asyncio", {"use_uvloop": False}
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,14 @@ async def live_gateway(
     """`embed`: with no engines named, an EchoEngine in process; else what `upstreams` in the settings says."""
     if engines is None and embed:
         engines = {"echo": EchoEngine()}
-    given = {"data_dir": folder, "auth": False, "tokenizers": {MODEL: ECHO_MODEL_DIR}, "grace_s": 2.0, **settings}
+    given = {
+        "data_dir": folder,
+        "auth": False,
+        "tokenizers": {MODEL: ECHO_MODEL_DIR},
+        "grace_s": 2.0,
+        "handover_s": 0,
+        **settings,
+    }
     app = create_app(Settings(**given), engines=engines)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

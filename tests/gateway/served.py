@@ -23,7 +23,18 @@ from gateway.tenancy import USER_SCOPES, new_key
 from tests.gateway.live import Live, live_gateway
 
 T = TypeVar("T")
-KEPT = ("sessions", "session_metadata", "turns", "items", "events", "compactions", "erasures", "api_keys", "tenants")
+KEPT = (
+    "sessions",
+    "session_metadata",
+    "turns",
+    "items",
+    "events",
+    "compactions",
+    "erasures",
+    "api_keys",
+    "tenants",
+    "replicas",
+)
 
 
 @dataclass(frozen=True)

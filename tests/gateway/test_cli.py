@@ -11,7 +11,8 @@ from gateway.cli import main
 from gateway.commands.chat import event_end, event_text, turn_summary
 from gateway.commands.failure import ExitCode
 from gateway.commands.greeting import greeting
-from gateway.commands.sessions import turn_line
+from gateway.commands.options import filled, moment
+from gateway.commands.sessions import compaction_line, turn_line
 from gateway.settings import DEMO_MODEL, Settings
 from gateway.tenancy import KEY
 
@@ -38,7 +39,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
 def test_the_words_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    for word in ("serve", "engine", "migrate", "models", "keys", "sessions", "chat", "check"):
+    for word in ("serve", "engine", "migrate", "models", "keys", "sessions", "replicas", "chat", "check"):
         assert f"  {word} " in out
 
 
@@ -234,6 +235,11 @@ def test_a_turns_last_line_tells_tokens_cached_tokens_and_ttft() -> None:
     assert turn_summary(broken, None, 1.0) == "incomplete: the replica died"
 
 
+def test_a_table_leaves_out_what_no_row_tells_and_times_are_read_by_people() -> None:
+    assert filled([("a", "", 0, None), ("b", None, 1, "why")]) == [0, 2, 3]
+    assert moment(1796052832.492) == "2026-11-30 15:33:52.492"
+
+
 def test_only_text_is_shown_of_a_stream_and_its_end_is_seen() -> None:
     assert event_text({"type": "response.output_text.delta", "delta": "hi"}) == "hi"
     assert event_text({"type": "session.turn.started", "turn": {}}) == ""
@@ -249,3 +255,17 @@ def test_a_turn_is_one_line_whatever_its_items_hold() -> None:
     line = turn_line(turn)
     assert line.startswith("user: hello | assistant: xxx")
     assert len(line) == 200
+
+
+def test_a_compaction_is_told_in_one_line() -> None:
+    report = {"tokens_before": 6000, "tokens_after": 3000}
+    made = {"status": "committed", "id": "cmp_1", "plan": {}, "report": report, "error": None}
+    assert compaction_line(made) == "committed cmp_1; 6,000 -> 3,000 tokens"
+    numbers = {"tokens_before": 900, "tokens_after": 900}
+    assert compaction_line({"status": "skipped", "reason": "nothing", "plan": numbers}).startswith(
+        "skipped: nothing; 9"
+    )
+    none = {"status": "skipped", "reason": "no_turns", "message": "there is no turn yet", "plan": {}}
+    assert compaction_line(none) == "skipped: no_turns, there is no turn yet"
+    failed = {**made, "status": "failed", "error": {"code": "cancelled", "message": "it ended"}, "report": {}}
+    assert compaction_line(failed) == "failed cmp_1: cancelled, it ended"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from engines.remote.kv_feed import FeedAddress
 from gateway.configure import SettingsError, load_settings
 from gateway.settings import Settings
 
@@ -87,8 +88,21 @@ def test_a_wrong_type_is_told_with_file_and_line(tmp_path: Path) -> None:
 def test_a_wrong_key_inside_an_upstream_is_told_with_its_place(tmp_path: Path) -> None:
     path = written(tmp_path, 'port = 1\n[[upstreams]]\nurl = "http://x:1"\napi_kee = "hush"\n')
     [problem] = problems(config=path)
-    assert problem.startswith(f"{path}:2: upstreams[0].api_kee: ")
+    assert problem.startswith(f"{path}:4: upstreams[0].api_kee: ")
     assert "did you mean api_key?" in problem
+
+
+def test_a_wrong_key_of_a_table_is_told_with_its_line_and_the_nearest_name(tmp_path: Path) -> None:
+    lines = ["[compaction]", "keep_last = 2", "keep_frist = 1", "[tenant_compaction.acme]", "keep_last = 0", "x = 1"]
+    first, second, third = problems(config=written(tmp_path, "\n".join(lines)))
+    assert ":3: compaction.keep_frist: there is no such key; did you mean keep_first?" in first
+    assert ":5: tenant_compaction.acme.keep_last: " in second
+    assert ":6: tenant_compaction.acme.x: there is no such key; docs/compaction.md lists them" in third
+    two = '[[upstreams]]\nurl = "http://x:1"\n[[upstreams]]\nurl = "http://y:1"\nkynd = "vllm"\n'
+    [problem] = problems(config=written(tmp_path, two))
+    assert ":5: upstreams[1].kynd: there is no such key; did you mean kind?" in problem
+    [problem] = problems(config=written(tmp_path, "port = 1\ncompaction = {keep_lsat = 1}\n"))
+    assert ":2: compaction.keep_lsat: there is no such key; did you mean keep_last?" in problem
 
 
 def test_what_is_not_toml_is_told_with_its_line(tmp_path: Path) -> None:
@@ -145,6 +159,21 @@ def test_upstreams_come_from_text_tables_and_json(tmp_path: Path) -> None:
     table = load_settings(environ={}, config=written(tmp_path, '[[upstreams]]\nurl = "http://a:1"\nname = "gpu"\n'))
     assert table.upstreams[0].name == "gpu"
     assert Settings().embedded
+
+
+def test_an_upstream_says_where_its_kv_events_are(tmp_path: Path) -> None:
+    entry = 'url = "http://a:1"\nkv_events = "tcp://a:5557"\nkv_replay = "tcp://a:5600"\nkv_ranks = 2\n'
+    found = load_settings(environ={}, config=written(tmp_path, f"[[upstreams]]\n{entry}")).upstreams[0]
+    assert found.feed_address() == FeedAddress("tcp://a:5557", "tcp://a:5600", ranks=2)
+    assert load_settings(environ={"TURNKEEP_UPSTREAMS": "http://a:1"}).upstreams[0].feed_address() is None
+
+
+@pytest.mark.parametrize(
+    "wrong", ['"kv_events": "http://a:1"', '"kv_events": "tcp://*:1"', '"kv_replay": "tcp://a:1"', '"kv_ranks": 2']
+)
+def test_kv_events_that_cannot_be_read_are_refused(wrong: str) -> None:
+    [problem] = problems({"TURNKEEP_UPSTREAMS": f'[{{"url": "http://a:1", {wrong}}}]'})
+    assert "kv_events" in problem or "KV events" in problem
 
 
 def test_a_model_of_the_command_line_takes_no_folder_meant_for_another() -> None:

@@ -41,7 +41,7 @@ def turn(gateway: Served, ann: dict[str, str], bob: dict[str, str]) -> str:
 
 def asked(gateway: Served, method: str, template: str, session: str, turn: str, key: dict[str, str]) -> tuple[str, str]:
     path = template.replace("{session_id}", session).replace("{turn}", turn)
-    ending = next((body for end, body in BODIES.items() if path.endswith(end)), {})
+    ending = next((body for end, body in BODIES.items() if method == "POST" and path.endswith(end)), {})
     error = refused(gateway.client.request(method, path, json=ending, headers={**key, "if-match": "*"}), 404)
     return error["code"], error["message"].replace(session, "ID").replace(turn, "ID")
 

@@ -66,18 +66,42 @@ def keys(gateway: Served) -> dict[str, dict[str, str]]:
     }
 
 
+NAMED = {
+    "{session_id}": "sess_none",
+    "{turn}": "1",
+    "{file}": "app.js",
+    "{response_id}": "resp_none",
+    "{conversation_id}": "conv_none",
+    "{item_id}": "msg_none",
+    "{name}": "none",
+    "{compaction}": "cmp_none",
+}
+
+
 def path_of(template: str) -> str:
-    return template.replace("{session_id}", "sess_none").replace("{turn}", "1").replace("{file}", "app.js")
+    for name, value in NAMED.items():
+        template = template.replace(name, value)
+    assert "{" not in template, f"say what stands for the parameters of {template}"
+    return template
 
 
 def scope_of(path: str) -> str:
     if path.startswith("/admin/"):
         return "admin"
-    return "sessions" if path.startswith("/v1/sessions") else "chat"
+    return "sessions" if path.startswith(("/v1/sessions", "/v1/conversations")) else "chat"
 
 
 def test_every_route_is_in_the_matrix() -> None:
-    assert len(CLOSED) >= 23
+    assert len(CLOSED) >= 26
+    compatible = (
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/responses",
+        "/v1/conversations",
+        "/v1/messages",
+    )
+    assert {("POST", path) for path in compatible} <= set(CLOSED)
     assert {path for _, path in CALLS} >= set(OPEN)
     assert all(isinstance(route, APIRoute) for route in APP_ROUTES if route.path not in OPEN)  # type: ignore[attr-defined]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from engines.blocks import block_digest, root_digest
+from engines.kv_log import Block, KvLog
 
 NO_PAGE = -1
 
@@ -30,10 +31,12 @@ class Node:
 
 
 class PrefixIndex:
-    """One tree a cache salt, all for one model (`model` names weights and tokenizer)."""
+    """One tree a cache salt, all for one model (`model` names weights and tokenizer). `log` is told of each block that
+    gets a page or loses it."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, log: KvLog | None = None) -> None:
         self._model = model
+        self._log = log
         self._uids = count(1)
         self._roots: dict[str, Node] = {}
         self._nodes: dict[tuple[int, bytes], Node] = {}
@@ -72,13 +75,34 @@ class PrefixIndex:
     def locate(self, node: Node, page: int) -> None:
         node.page = page
         self._located[node.uid] = node
+        if self._log is not None:
+            parent = node.parent
+            assert parent is not None, "a root has no page"
+            at_root = parent.parent is None
+            salt = parent.key.decode() if at_root else ""
+            self._log.stored(Block(node.digest, None if at_root else parent.digest, node.key, salt))
 
     def drop(self, uid: int) -> None:
         """The page under that name is gone. Unknown uids (tails) are nothing to the index."""
         node = self._located.pop(uid, None)
         if node is not None:
             node.page = NO_PAGE
+            if self._log is not None:
+                self._log.removed(node.digest)
             self._prune(node)
+
+    def is_leaf(self, uid: int) -> bool:
+        """Nothing hangs on the block of that uid. A tail, which is no node, has nothing."""
+        node = self._located.get(uid)
+        return node is None or not node.children
+
+    def above(self, uid: int) -> int:
+        """Page of the nearest block before that of `uid` that has one, 0 if none."""
+        node = self._located.get(uid)
+        node = node.parent if node is not None else None
+        while node is not None and node.page == NO_PAGE:
+            node = node.parent
+        return node.page if node is not None else 0
 
     def hold(self, node: Node) -> Node:
         node.holds += 1

@@ -30,6 +30,7 @@ class KeptBlocks:
     tail_page: int = 0
     tail_uid: int = 0
     tail_len: int = 0
+    tail_name: bytes = b""  # of the partial block in the tiers below; empty where there are none
 
 
 @dataclass(slots=True)
@@ -40,6 +41,9 @@ class SessionPath:
     marks: dict[int, bytes]  # length -> digest, shortest first
     blocks: KeptBlocks
     last_used_s: float
+    min_bits: int = 0  # what its last request wanted of K/V at least
+    system_tokens: int = 0  # of the path's beginning
+    recent_from: int = 0  # where its last turns begin; 0: its marks say
 
     def mark(self, base: Base) -> bool:
         return self.marks.get(base.length) == base.digest
@@ -66,9 +70,10 @@ class SessionCache:
     def __iter__(self) -> Iterator[SessionPath]:
         return iter(self._paths.values())
 
-    def get(self, session: str, salt: str) -> SessionPath | None:
+    def get(self, session: str, salt: str, *, touch: bool = True) -> SessionPath | None:
+        """`touch`: it counts as used."""
         path = self._paths.get((session, salt))
-        if path is not None:
+        if path is not None and touch:
             self._paths.move_to_end((session, salt))
         return path
 

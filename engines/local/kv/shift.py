@@ -74,6 +74,8 @@ def find_copy(moved: Moved, pool: KVPool, block_size: int, *, cached: int, num_t
     last = min(-(-(source + stop - start) // block_size), len(blocks.pages))
     pages = blocks.pages[first:last]
     pages = pages[: pool.resident(pages, blocks.uids[first:last])]
+    if len(sealed := np.flatnonzero(pages > pool.total)):  # keys of few bits are not turned
+        pages = pages[: int(sealed[0])]
     written = (first + len(pages)) * block_size
     tail_is_next = written == len(blocks.pages) * block_size and blocks.tail_len > 0
     if tail_is_next and pool.owner[blocks.tail_page] == blocks.tail_uid:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from engines.local.attention import DecodeSpans, DecodeTables, Scores, _decode
-from engines.local.kv.storage import KVStorage, LayerShape
+from engines.local.kv.shapes import LayerShape
+from engines.local.kv.storage import KVStorage
 from engines.local.linear import FEWEST, MOST, FewRowsLinear, favour_few_rows
 
 HEADS, KV_HEADS, DIM, SIZE = 6, 2, 16, 8

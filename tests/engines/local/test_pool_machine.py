@@ -17,12 +17,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engines.contract import Sampling
+from engines.kv_log import KvLog
+from engines.kv_stream import ResidentBlocks
 from engines.local.kv.cache import KVCache
-from engines.local.kv.eviction import Lru
+from engines.local.kv.cost_aware import CostAware
+from engines.local.kv.history import History
 from engines.local.kv.pool import Pages, Slots
 from engines.local.kv.session_cache import KeptBlocks
 from engines.local.kv.shift import Moved
 from engines.local.sequence import Sequence
+from tests.engines.local.resident import resident
 
 BLOCK, PAGES = 4, 10
 IDS = st.lists(st.integers(0, 1), min_size=1, max_size=18)
@@ -65,7 +69,13 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.contents = Contents()
-        self.cache = KVCache(PAGES, BLOCK, self.contents, model="m", policy=Lru())
+        self.log = KvLog(BLOCK)
+        self.clock = count(1.0, 20.0).__next__
+        policy = CostAware(history=History(16))
+        self.cache = KVCache(
+            PAGES, BLOCK, self.contents, model="m", policy=policy, clock=self.clock, log=self.log, pin_share=0.3
+        )
+        self.told = ResidentBlocks()
         self.running: list[Sequence] = []
         self.kept: list[tuple[Sequence, KeptBlocks, int]] = []  # who left, where it lay, how much was written
         self.numbers = count()
@@ -183,6 +193,8 @@ class PoolMachine(RuleBasedStateMachine):
     def leave(self, which: int, keep: bool, scrub: bool) -> None:
         seq = self.running.pop(which % len(self.running))
         written = seq.written
+        if seq.arrival % 4 == 0:
+            self.cache.pin(seq)
         if keep:
             self.kept.append((seq, self.cache.keep(seq), written))
             return
@@ -215,6 +227,12 @@ class PoolMachine(RuleBasedStateMachine):
         held = Counter(page for seq in self.running for page in seq.table)
         assert pool.used == len(held)
         assert all(pool.ref[page] == times for page, times in held.items())
+
+    @invariant()
+    def the_events_add_up_to_what_the_pool_holds(self) -> None:
+        for event in self.log.drain():
+            self.told.apply(event)
+        assert resident(self.told, "m") == resident(self.cache.index, "m")
 
     @invariant()
     def everybody_can_read_what_is_theirs(self) -> None:

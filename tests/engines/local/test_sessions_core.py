@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -246,3 +247,18 @@ def test_forgetting_an_unknown_session_frees_nothing() -> None:
     engine = tiny_engine()
     Answers(engine).run(request("a", ids(1, 20)))
     assert engine.forget("s", "t") == 0
+
+
+def test_a_warmed_up_prompt_outlives_what_comes_after_it_and_stays_evictable() -> None:
+    engine = tiny_engine(pages=40)
+    run = Answers(engine)
+    system = ids(7, 33)
+    run.run(replace(request("warm", system, 1, salt="t"), pinned=True, priority=10))
+    assert 0 < engine.stats().blocks_pinned <= 10
+    for turn in range(12):
+        run.run(request(f"other{turn}", ids(turn, 60), salt="t"))
+    run.run(request("first", [*system, *ids(8, 9)], salt="t"))
+    assert run.cached["first"] >= 32
+    run.run(request("big", ids(9, 300), salt="t"))
+    assert run.ids["big"] == TINY.greedy(ids(9, 300), 8)
+    engine.check()

@@ -17,7 +17,7 @@ from engines.contract import Base, Sampling
 from engines.local.attention import IMPLEMENTATION, paged_attention
 from engines.local.config import EngineConfig
 from engines.local.engine import CoreOutput, CoreRequest, LocalEngine
-from engines.local.kv.storage import LayerShape
+from engines.local.kv.shapes import LayerShape
 from engines.local.model import LoadedModel
 
 VOCAB, DIM = 64, 16

@@ -109,3 +109,43 @@ def test_chunks_that_say_nothing_are_no_deltas() -> None:
 def test_an_unknown_finish_reason_is_refused() -> None:
     with pytest.raises(ValueError, match="abort"):
         ChunkReader().read(chat({}, finish_reason="abort"))
+
+
+def test_what_comes_behind_the_end_is_neither_lost_nor_told_before_it() -> None:
+    first = chat({"content": "one"}, finish_reason="stop")
+    twice = [first, chat({"content": " two"}), chat({"content": " three"}, finish_reason="length")]
+    assert read(*twice) == [Delta("one two three", finish="stop")]
+    assert read(first, END) == [Delta("one", finish="stop")]
+
+
+@pytest.mark.parametrize(
+    ("usage", "read_as"),
+    [
+        ({"prompt_tokens": 5, "completion_tokens": 2}, Usage(5, 2)),
+        ({"prompt_tokens": 5, "completion_tokens": 2.0}, Usage(5, 2)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}, Usage(5, 0, 4)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": 6}}, Usage(5, 0)),  # more than there are
+        ({"prompt_tokens": 5, "prompt_tokens_details": {"cached_tokens": -1}}, Usage(5, 0)),
+        ({"prompt_tokens": 5, "prompt_tokens_details": [1]}, Usage(5, 0)),
+        ({"prompt_tokens": -5, "completion_tokens": 2}, None),
+        ({"prompt_tokens": 5, "completion_tokens": 1e300}, None),
+        ({"prompt_tokens": "5"}, None),
+        ({"prompt_tokens": True}, None),
+        ([], None),
+        ("5", None),
+    ],
+)
+def test_usage_that_is_nonsense_is_none_and_the_answer_stands(usage: Any, read_as: Usage | None) -> None:
+    assert read(chat({"content": "yes"}), END, {"choices": [], "usage": usage}) == [
+        Delta("yes"),
+        Delta(finish="stop", usage=read_as),
+    ]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [{"index": 1e300}, {"index": -1}, {"index": 1 << 40}, {"index": "0"}, {"id": 5}, {"function": {"name": ["f"]}}],
+)
+def test_a_tool_call_that_is_none_breaks_the_protocol(call: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"tool call|text"):
+        read(chat({"tool_calls": [call]}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -10,12 +12,14 @@ from starlette.routing import Route
 
 from engines.contract import EngineBroken, EngineUnreachable
 from engines.echo import EchoEngine
-from engines.remote.connect import connect
+from engines.remote.connect import Kind, connect
 from engines.remote.http import Timeouts
+from engines.remote.llamacpp import LlamaCppEngine
 from engines.remote.openai import OpenAiEngine
+from engines.remote.sglang import SglangEngine
 from engines.remote.turnkeep import TurnkeepEngine
 from engines.remote.vllm import VllmEngine
-from tests.contracts import openai_app, vllm_app, wire_app
+from tests.contracts import llamacpp_app, openai_app, sglang_app, vllm_app, wire_app
 from tests.contracts.live import LiveServer
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +27,13 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize(
     ("app", "kind"),
-    [(wire_app.create_app, TurnkeepEngine), (vllm_app.create_app, VllmEngine), (openai_app.create_app, OpenAiEngine)],
+    [
+        (wire_app.create_app, TurnkeepEngine),
+        (vllm_app.create_app, VllmEngine),
+        (sglang_app.create_app, SglangEngine),
+        (llamacpp_app.create_app, LlamaCppEngine),
+        (openai_app.create_app, OpenAiEngine),
+    ],
 )
 @pytest.mark.parametrize("ending", ["", "/", "/v1", "/v1/"])
 async def test_the_kind_is_recognised(app: object, kind: type, ending: str) -> None:
@@ -61,8 +71,8 @@ async def test_nobody_there_is_unreachable_unless_the_kind_is_given() -> None:
     url = "http://127.0.0.1:1"
     with pytest.raises(EngineUnreachable):
         await connect(url, timeouts=Timeouts(connect_s=0.5))
-    for kind in ("turnkeep", "vllm", "openai"):
-        engine = await connect(url, kind=kind)  # type: ignore[arg-type]
+    for kind in get_args(Kind):
+        engine = await connect(url, kind=kind)
         with pytest.raises(EngineUnreachable):
             await engine.load()
         await engine.aclose()

@@ -117,6 +117,11 @@ async def test_connecting_has_its_own_limit() -> None:
         ("soon", None),
         ("", None),
         (None, None),
+        ("inf", 86_400.0),
+        ("1e300", 86_400.0),
+        ("-1e999", 0.0),
+        ("nan", None),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 86_400.0),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:

@@ -13,17 +13,17 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from engines.contract import ChatPrompt, GenerateRequest, Sampling, Unsupported
-from engines.remote.http import Upstream
-from engines.remote.openai import (
+from engines.remote.dialects import (
     LLAMACPP_CHAT,
     LM_STUDIO,
     OLLAMA,
     OPENAI,
     SGLANG_CHAT,
     Dialect,
-    OpenAiEngine,
     recognise,
 )
+from engines.remote.http import Upstream
+from engines.remote.openai import OpenAiEngine
 from tests.contracts.live import LiveServer
 
 pytestmark = pytest.mark.anyio

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import orjson
 import pytest
 
@@ -31,6 +33,7 @@ def error(message: str, **more: object) -> dict[str, object]:
 OVERFLOWS = [
     ("vllm, total", 400, error("This model's maximum context length is 16384 tokens. However, you requested 8192 output tokens and your prompt contains at least 8193 input tokens, for a total of at least 16385 tokens. Please reduce the length.", type="BadRequestError", code=400), 16384, 16385),
     ("vllm, max_tokens", 400, error("'max_tokens' or 'max_completion_tokens' is too large: 5000. This model's maximum context length is 4096 tokens and your request has 20 input tokens (5000 > 4096 - 20).", code=400), 4096, 5020),
+    ("vllm, max_tokens over the window", 400, error("max_tokens=2000 cannot be greater than max_model_len=1024. Please request fewer output tokens. (parameter=max_tokens, value=2000)", type="BadRequestError", param="max_tokens", code=400), 1024, 2000),
     ("vllm before 0.11", 400, {"object": "error", "message": "This model's maximum context length is 4096 tokens. However, you requested 4200 tokens (4000 in the messages, 200 in the completion). Please reduce the length of the messages or completion.", "type": "BadRequestError", "param": None, "code": 400}, 4096, 4200),
     ("openai", 400, error("This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.", type="invalid_request_error", param="messages", code="context_length_exceeded"), 8192, 9000),
     ("openai, code alone", 400, error("Your input exceeds the context window of this model.", code="context_length_exceeded"), None, None),
@@ -106,3 +109,17 @@ def test_a_refused_request_names_its_parameter_and_an_overload_its_wait() -> Non
 
 def test_a_long_complaint_is_cut() -> None:
     assert len(str(classify(400, error("x" * 10_000)))) < 600
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "²", "0", "-7"])
+def test_a_number_that_is_none_is_not_told(number: str) -> None:
+    told = classify(400, error(f"This model's maximum context length is {number} tokens", limit=number, n_ctx=-5))
+    assert isinstance(told, ContextOverflow)
+    assert told.limit is None
+
+
+def test_a_complaint_of_megabytes_is_not_read_to_its_end() -> None:
+    began = time.perf_counter()
+    for words in ("maximum context length is 1 ", "limit 1 token ", "too large: 1 "):
+        assert classify(400, error(words * 100_000)) is not None
+    assert time.perf_counter() - began < 1.0

@@ -17,8 +17,9 @@ from starlette.routing import Route
 
 from engines.contract import Capabilities, ChatPrompt, Delta, GenerateRequest
 from engines.echo import ECHO_MODEL_DIR, EchoEngine
+from engines.echo_tokens import encode
 from gateway.sessions.counting import count_chat
-from tests.contracts import openai_app, vllm_app
+from tests.contracts import llamacpp_app, openai_app, sglang_app, vllm_app
 from tests.contracts.live import LiveServer
 from tests.gateway.live import Live, live_gateway
 
@@ -156,7 +157,9 @@ def _ids_only() -> Any:
     return IdsOnly()
 
 
-@pytest.mark.parametrize("app", [vllm_app, openai_app], ids=["vllm", "openai"])
+@pytest.mark.parametrize(
+    "app", [vllm_app, sglang_app, llamacpp_app, openai_app], ids=["vllm", "sglang", "llamacpp", "openai"]
+)
 async def test_a_conversation_runs_in_front_of_servers_of_other_kinds(tmp_path: Path, app: Any) -> None:
     async with in_front_of(app.create_app(EchoEngine()), tmp_path) as live:
         models = (await live.client.get("/v1/models")).json()["data"]
@@ -169,15 +172,20 @@ async def test_a_conversation_runs_in_front_of_servers_of_other_kinds(tmp_path: 
         assert turn["placement"]["reason"] == "pinned"
 
 
-async def test_vllm_goes_by_ids_once_its_tokenizer_is_named_and_proven(tmp_path: Path) -> None:
-    async with in_front_of(vllm_app.create_app(EchoEngine()), tmp_path) as live:
-        model = (await live.client.get("/v1/models")).json()["data"][0]["id"]
-    async with in_front_of(
-        vllm_app.create_app(EchoEngine()), tmp_path / "two", tokenizers={model: ECHO_MODEL_DIR}
-    ) as live:
-        sid = await live.session(model=model)
-        turn = (await live.turn(sid, "one")).json()
-        assert turn["metadata"]["mode"] == "ids", live.app.state.gateway.models.problems
+@pytest.mark.parametrize("app", [vllm_app, sglang_app, llamacpp_app], ids=["vllm", "sglang", "llamacpp"])
+async def test_it_goes_by_ids_once_the_tokenizer_is_named_and_proven(tmp_path: Path, app: Any) -> None:
+    async with in_front_of(app.create_app(EchoEngine()), tmp_path, tokenizers={"echo": ECHO_MODEL_DIR}) as live:
+        sid = await live.session(model="echo")
+        texts = ("one 世界", "two 😀")
+        for text in texts:
+            turn = (await live.turn(sid, text)).json()
+            assert turn["metadata"]["mode"] == "ids", live.app.state.gateway.models.problems
+            assert turn["output"][0]["content"][0]["text"] == text
+        assert turn["prefix_report"]["cause"] is None
+        stored = await live.turns(sid, include="token_ids")
+    assert [turn["tokens"]["output_ids"] for turn in stored] == [
+        encode(f"{t}<|im_end|>") for t in ("one 世界", "two 😀")
+    ]
 
 
 class Seeing(EchoEngine):

@@ -119,6 +119,18 @@ async def test_count_and_context_agree_with_what_the_turn_sends(live: Live) -> N
     assert standing["prompt_sha256"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"system": "Be short."}, {"system": "x" * 9000}])
+async def test_a_session_without_a_turn_counts_what_its_first_message_is_added_to(
+    live: Live, fields: dict[str, str]
+) -> None:
+    sid = await live.session(**fields)
+    standing = (await live.client.get(f"/v1/sessions/{sid}/context")).json()
+    counted = (await live.client.post(f"/v1/sessions/{sid}/count", json={"input": "two"})).json()
+    assert standing["prompt_tokens"] == counted["input_tokens"] - len("two") > len(fields.get("system", ""))
+    assert sum(part["tokens"] for part in standing["parts"]) == standing["prompt_tokens"]
+    assert standing["past_trigger"] == (standing["prompt_tokens"] > 0.7 * standing["window"] - 1024)
+
+
 async def test_regenerate_and_edit_make_branches_and_the_old_turns_stay(live: Live) -> None:
     sid = await live.session()
     one = (await live.turn(sid, "one")).json()

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from compression.budget import pressing
 from compression.segments import HEADING
 from engines.contract import Capabilities
 from engines.echo import EchoEngine
@@ -149,6 +150,26 @@ async def test_a_turn_that_comes_meanwhile_neither_waits_nor_is_lost_nor_aborts_
         assert shown.index("while you work") < shown.index("and after")
 
 
+async def test_a_summary_that_takes_too_long_is_not_heard_out_when_the_window_fills_up(tmp_path: Path) -> None:
+    engine = summarising(lambda text: "User gave codes PC-0002-X and PC-0003-X. " * 30, tokens_per_s=60)
+    async with live_gateway(tmp_path, {"echo": engine}) as live:
+        session, turns = await live.session(**SUMMARY), 0
+        running = live.app.state.gateway.room.compactions.is_running
+        while not running("default", session):
+            turns += 1
+            await talk(live, session, 1, first=turns, max_output_tokens=4)
+        used, added = 0, 0
+        while not pressing(WINDOW, used, 64, added):
+            turns += 1
+            (turn,) = await talk(live, session, 1, first=turns, max_output_tokens=4)
+            added = turn["usage"]["prompt_tokens"] + turn["usage"]["output_tokens"] - used if used else 0
+            used = turn["usage"]["prompt_tokens"] + turn["usage"]["output_tokens"]
+        (row,) = await settled(live, session)
+        assert (row["trigger"], row["status"], row["segments"][0]["source"]) == ("background", "committed", "extracted")
+        assert row["report"]["problems"][0] == "the window was nearly full: the model was not heard out"
+        assert row["report"]["prefill_tokens"] > 0, "nobody waited for it"
+
+
 async def test_a_turn_that_would_not_fit_is_compacted_before_it_begins(live: Live) -> None:
     session = await live.session(policy={"mode": "manual", "strategy": "extract"})
     await talk(live, session, 8)
@@ -160,7 +181,11 @@ async def test_a_turn_that_would_not_fit_is_compacted_before_it_begins(live: Liv
     kinds = [event["type"] for event in events]
     assert kinds[:3] == ["session.turn.started", "session.compaction.started", "session.compaction.completed"]
     assert kinds[-1] == "session.turn.completed"
-    assert events[2]["compaction"]["tokens_after"] < events[2]["compaction"]["tokens_before"]
+    told = events[2]["compaction"]
+    assert told["report"]["tokens_after"] < told["report"]["tokens_before"]
+    (row,) = await compactions(live, session)
+    assert told == {name: value for name, value in row.items() if name not in ("segments", "elisions")}
+    assert (events[1]["compaction"]["status"], events[1]["compaction"]["report"]) == ("running", {})
     assert events[-1]["turn"]["metadata"]["compaction"]["id"] == events[2]["compaction"]["id"]
     assert (await compactions(live, session))[0]["trigger"] == "foreground"
 
@@ -187,6 +212,18 @@ async def test_truncate_leaves_old_turns_out_and_says_so(live: Live) -> None:
     assert "earlier turns were left out" in said(await context(live, session))
 
 
+async def test_turns_that_were_left_out_twice_are_told_of_in_one_line(live: Live) -> None:
+    session = await live.session(policy={"mode": "manual", "strategy": "trim"})
+    for first in (1, 8):
+        await talk(live, session, 7, first=first)
+        assert (await live.client.post(f"/v1/sessions/{session}/compact")).json()["status"] == "committed"
+    shown = await context(live, session)
+    assert len(shown["segments"]) >= 2
+    turns = sum(len(segment["turns"]) for segment in shown["segments"])
+    assert f"[{turns} earlier turns were left out]" in said(shown)
+    assert said(shown).count("left out") == 1
+
+
 async def test_what_cannot_be_made_to_fit_is_refused_with_the_numbers(live: Live) -> None:
     session = await live.session(**EXTRACT)
     await talk(live, session, 2)
@@ -197,6 +234,17 @@ async def test_what_cannot_be_made_to_fit_is_refused_with_the_numbers(live: Live
     assert error["details"]["limit"] == WINDOW
     assert error["details"]["compaction"]["reason"] in ("floor", "nothing")
     assert len(await live.turns(session)) == 2
+
+
+async def test_a_pasted_document_stays_whole_for_the_questions_about_it(live: Live) -> None:
+    session = await live.session(**EXTRACT)
+    document = words(1, int(0.7 * WINDOW))
+    assert (await live.turn(session, document)).status_code == 200
+    for question in ("What is in the middle of it?", "And at its end?"):
+        assert [row["status"] for row in await settled(live, session)][:1] == ["skipped"]
+        shown = await context(live, session, question)
+        assert (document in said(shown), shown["elisions"]) == (True, [])
+        assert (await live.turn(session, question)).json()["prefix_report"].get("cause") is None
 
 
 async def test_a_fixed_overhead_past_the_trigger_does_not_loop(live: Live) -> None:
@@ -264,6 +312,38 @@ async def test_pinned_turns_stay_and_one_that_is_pinned_later_comes_back(live: L
     assert words(4) not in said(await context(live, session))
 
 
+@pytest.mark.parametrize("change", ["compact", "pin", "revert"])
+async def test_the_context_tells_what_is_cached_with_a_draft_and_without(live: Live, change: str) -> None:
+    session = await live.session(policy={"mode": "manual", "strategy": "extract"})
+    await talk(live, session, 7)
+    made = (await live.client.post(f"/v1/sessions/{session}/compact")).json()
+    if change != "compact":
+        await live.turn(session, "and on")
+        route = f"compactions/{made['id']}/revert" if change == "revert" else "turns/4/pin"
+        await live.client.request("POST" if change == "revert" else "PUT", f"/v1/sessions/{session}/{route}")
+    standing, drafted = await context(live, session), await context(live, session, "and now?")
+    assert standing["prefix_report"] == drafted["prefix_report"]
+    assert standing["prefix_report"]["cause"] == "compacted"
+    assert standing["cacheable_tokens"] == drafted["cacheable_tokens"] < standing["prompt_tokens"] / 2
+    turn = (await live.turn(session, "and now?")).json()
+    assert turn["prefix_report"]["reused_tokens"] == standing["cacheable_tokens"]
+    settled_now = await context(live, session)
+    assert settled_now["cacheable_tokens"] == settled_now["prompt_tokens"]
+
+
+async def test_a_summary_whose_turns_are_all_pinned_is_not_shown_as_it_is_not_sent(live: Live) -> None:
+    session = await live.session(policy={"mode": "manual", "strategy": "extract"})
+    await talk(live, session, 6)
+    await live.client.post(f"/v1/sessions/{session}/compact")
+    await live.client.put(f"/v1/sessions/{session}/turns/2/pin")
+    (segment,) = (await context(live, session))["segments"]
+    assert (segment["turns"], segment["turns_beside"]) == ([3], [2])
+    assert "PC-0002-X" in segment["text"]
+    await live.client.put(f"/v1/sessions/{session}/turns/3/pin")
+    shown = await context(live, session)
+    assert (shown["segments"], HEADING in said(shown)) == ([], False)
+
+
 async def test_pins_that_would_fill_half_the_window_are_refused_with_the_numbers(live: Live) -> None:
     session = await live.session(policy={"mode": "manual"})
     await talk(live, session, 6, size=840)
@@ -312,32 +392,23 @@ async def test_a_session_that_is_deleted_meanwhile_leaves_nothing(tmp_path: Path
         assert (await live.client.get(f"/v1/sessions/{session}/compactions")).status_code == 404
 
 
-async def test_compactions_are_followed_as_events(live: Live) -> None:
-    session = await live.session(policy={"mode": "manual", "strategy": "extract"})
-    await talk(live, session, 7)
-    seen: list[dict[str, Any]] = []
-
-    async def follow() -> None:
-        async with live.client.stream("GET", f"/v1/sessions/{session}/compactions/stream") as response:
-            async for event in events_of(response):
-                seen.append(event)
-                if event["type"] == "session.compaction.reverted":
-                    return
-
-    following = asyncio.create_task(follow())
-    made = (await live.client.post(f"/v1/sessions/{session}/compact")).json()
-    await asyncio.sleep(0.8)
-    await live.client.post(f"/v1/sessions/{session}/compactions/{made['id']}/revert")
-    await asyncio.wait_for(following, 5)
-    assert [event["type"].rsplit(".", 1)[1] for event in seen] == ["started", "completed", "reverted"]
-
-
 async def test_a_tenants_and_the_gateways_policy_hold_where_a_session_says_nothing(tmp_path: Path) -> None:
     settings = {"compaction": {"keep_last": 5, "strategy": "trim"}, "tenant_compaction": {"default": {"keep_last": 2}}}
     async with live_gateway(tmp_path, {"echo": summarising("")}, **settings) as live:
         session = await live.session(policy={"mode": "manual"})
         policy = (await context(live, session))["policy"]
         assert (policy["strategy"], policy["keep_last"], policy["mode"]) == ("trim", 2, "manual")
+
+
+async def test_a_summariser_that_nobody_serves_is_refused_with_those_that_are(live: Live) -> None:
+    policy = {"policy": {"summariser": "nosuch"}}
+    refused = await live.client.post("/v1/sessions", json=policy)
+    session = await live.session(policy={"summariser": "echo"})
+    changed = await live.client.patch(f"/v1/sessions/{session}", json=policy, headers={"if-match": "*"})
+    for answer in (refused, changed):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "model_not_found", "policy.summariser")
+        assert error["message"].endswith("served are: echo")
 
 
 async def test_keyed_chats_are_compacted_too(live: Live) -> None:
@@ -383,6 +454,7 @@ async def test_an_imported_conversation_over_the_window_is_compacted_before_its_
     )
     made = await live.client.post("/v1/sessions/import?id=copy", content=stripped, headers=headers)
     assert made.status_code == 201, made.text
+    assert made.json()["imported"] == {"turns": 8, "compactions_left_out": 1}
     shown = await context(live, "copy")
     assert (shown["segments"], shown["pinned"]) == ([], [3])
     turn = (await live.turn("copy", words(9, 2800))).json()

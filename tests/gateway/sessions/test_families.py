@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,18 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from gateway.errors import BadRequest
+from gateway.sessions.command import Ask
 from gateway.sessions.extension import Tail
+from gateway.sessions.history import History
+from gateway.sessions.items import (
+    EMPTY_MEANING,
+    function_call,
+    function_call_output,
+    meaning,
+    message,
+    messages_from_items,
+)
+from gateway.sessions.shown import shown
 from gateway.sessions.template import NotText, TemplateRefused
 from gateway.sessions.vocabulary import unpack_ids
 from tests.gateway.sessions.families import FAMILIES, NOW, TOOL, Loader, build
@@ -290,3 +303,51 @@ def test_the_stop_ids_hold_no_token_that_only_ends_a_part_of_an_answer(load: Loa
     tokens = load("gpt-oss")
     named = {tokens.vocabulary.name_of(id) for id in tokens.stop_ids}
     assert named == {"<|return|>", "<|call|>"}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_session_without_a_turn_counts_what_its_first_message_is_added_to(load: Loader, name: str) -> None:
+    model, family, first = load(name), FAMILIES[name], {"role": "user", "content": "how far is it to Rome"}
+    tools = [TOOL] if family.tools else []
+    for system in (None, "be short") if family.system else (None,):
+        ask = Ask(name, (), system, tools=tuple(tools))
+        standing = asyncio.run(shown(model, ask, History()))
+        asked = [{"role": "system", "content": system}, first] if system is not None else [first]
+        whole = len(unpack_ids(model.render(asked, tools=tools)))
+        exact = whole - model.count(first["content"])
+        assert exact - 1 <= standing.tokens <= exact + 1  # a word may grow together with what stands before it
+        assert standing.model is model
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.tools])
+def test_a_tool_output_is_rendered_under_the_name_of_the_function_it_answers(load: Loader, name: str) -> None:
+    model, asked = load(name), message("user", "how far is it")
+    call, output = function_call("call00001", "look_up", '{"q": "Rome"}'), function_call_output("call00001", "900 km")
+    whole = messages_from_items([asked, call, output])
+    assert whole[-1]["name"] == "look_up"
+    assert messages_from_items([output], {"call00001": "look_up"}) == whole[-1:]
+    assert "900 km" in model.decode(model.render(whole, tools=[TOOL]))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"q": "half \\ud83d"}',
+        '{"\\ud800": 1}',
+        '{"a":' * 300 + "1" + "}" * 300,
+        "[" * 20_000,
+        '{"n": ' + "9" * 5000 + "}",
+    ],
+    ids=["half a pair", "in a key", "deep", "too deep to read", "long number"],
+)
+@pytest.mark.parametrize("name", ["qwen2.5", "llama3.1", "gpt-oss", "function-gemma"])
+def test_arguments_that_no_template_can_write_are_text_or_refused(load: Loader, name: str, arguments: str) -> None:
+    model = load(name)
+    items = [
+        message("user", "x"),
+        function_call("call00001", "look_up", arguments),
+        function_call_output("call00001", "y"),
+    ]
+    assert len(meaning(EMPTY_MEANING, items)) == 32
+    with suppress(BadRequest):
+        assert "look_up" in model.decode(model.render(messages_from_items(items), tools=[TOOL]))

@@ -43,8 +43,10 @@ TOOLED: list[dict[str, Any]] = [
 ]
 
 
-def test_messages_survive_the_way_to_items_and_back() -> None:
-    assert messages_from_items(items_from_messages(TOOLED)) == TOOLED
+def test_messages_survive_the_way_to_items_and_back_and_results_name_their_function() -> None:
+    named = [{**msg, "name": "get"} if msg["role"] == "tool" else msg for msg in TOOLED]
+    assert messages_from_items(items_from_messages(TOOLED)) == named
+    assert messages_from_items(items_from_messages(TOOLED[2:]), {"c1": "get", "c2": "get"}) == named[2:]
 
 
 texts = st.text(max_size=20)

@@ -291,6 +291,7 @@ async def test_an_erased_session_takes_its_compactions_with_it(store: Store) -> 
     assert receipt.erased == {
         "compactions": 2,
         "events": 0,
+        "handovers": 0,
         "items": 2,
         "turns": 1,
         "session_metadata": 0,
@@ -364,3 +365,43 @@ async def test_a_pin_moves_the_view_where_it_changes_something(store: Store) -> 
     assert await version(store) == 2
     assert await store.pin_turn(TENANT, SESSION, "nowhere", True) is None
     assert await store.pin_turn(TENANT, "s9", "t1", True) is None
+
+
+async def test_a_pin_on_a_view_that_moved_is_refused(store: Store) -> None:
+    await talk(store, "t1", "t2")
+    await store.pin_turn(TENANT, SESSION, "t1", True, expected_view=0)
+    with pytest.raises(ViewMoved):
+        await store.pin_turn(TENANT, SESSION, "t2", True, expected_view=0)
+    assert [turn.pinned for turn in await store.path(TENANT, SESSION, "t2")] == [True, False]
+    await store.pin_turn(TENANT, SESSION, "t2", True, expected_view=1)
+    assert await version(store) == 2
+
+
+async def test_a_turn_that_a_compaction_has_seen_does_not_run_again_in_its_place(store: Store) -> None:
+    keyed = {"idempotency_key": "k", "request_hash": b"h"}
+    await talk(store, "t1")
+    first = await store.begin_turn(begin("t2", "t1", **keyed))
+    assert isinstance(first, Begun)
+    await store.finish_turn(finish("t2", first.fence, status="incomplete", finish_reason=None))
+    view = await compact(store, "c1", "t2", "t2")
+    assert await store.begin_turn(begin("t3", "t2", **keyed)) == HeadMoved("t1")
+    again = await store.begin_turn(begin("t3", "t1", **keyed))
+    assert isinstance(again, Begun)
+    assert (again.reopened, again.turn_id, again.parent_id) == (False, "t3", "t1")
+    await store.finish_turn(finish("t3", again.fence))
+    assert (await store.view_of(TENANT, SESSION, "t3")).compaction is None
+    assert (await store.view_of(TENANT, SESSION, "t2")).compaction is not None
+    assert view == 1
+
+
+async def test_no_compaction_begins_of_a_turn_that_runs_again(store: Store) -> None:
+    keyed = {"idempotency_key": "k", "request_hash": b"h"}
+    await talk(store, "t1")
+    first = await store.begin_turn(begin("t2", "t1", **keyed))
+    assert isinstance(first, Begun)
+    await store.finish_turn(finish("t2", first.fence, status="incomplete", finish_reason=None))
+    again = await store.begin_turn(begin("t3", "t1", **keyed))
+    assert isinstance(again, Begun)
+    assert again.reopened
+    with pytest.raises(ViewMoved):  # its snapshot has the answer that was
+        await store.begin_compaction(compaction("c1", "t2", 0))

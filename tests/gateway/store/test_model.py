@@ -63,6 +63,8 @@ class Model:
         if known is not None and (command.parent != HEAD or self.head in (known.parent, known.id)):
             if built_on != known.parent:
                 return "moved"
+            if any(turn.parent == known.id for turn in self.turns):
+                return self._new(command, built_on, known, now)
             if self.head == known.id:
                 self.head = known.parent
             known.status, known.reason, known.answers = "in_progress", None, 0
@@ -70,6 +72,9 @@ class Model:
             return "reopened"
         if command.parent == HEAD and built_on != self.head:
             return "moved"
+        return self._new(command, built_on, known, now)
+
+    def _new(self, command: BeginTurn, built_on: str | None, known: Turn | None, now: float) -> str:
         if known is not None:
             known.key = None
         turn = Turn(command.turn_id, self.next_seq, built_on, command.idempotency_key, command.request_hash or b"", 0)

@@ -171,6 +171,7 @@ async def test_a_deleted_session_leaves_a_receipt_and_nothing_else(store: Store)
     assert receipt is not None
     assert receipt.erased == {
         "events": 2,
+        "handovers": 0,
         "items": 1,
         "turns": 1,
         "compactions": 0,

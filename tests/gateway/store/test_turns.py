@@ -278,6 +278,18 @@ async def test_a_retry_after_the_conversation_went_on_is_a_new_turn_at_its_end(s
 
 
 @pytest.mark.usefixtures("open_session")
+async def test_a_retry_of_a_turn_that_another_builds_on_is_a_branch_beside_it(store: Store) -> None:
+    keyed = {"parent": "t1", "idempotency_key": "k", "request_hash": b"h"}
+    await answered(store, "t1")
+    second = await begun(store, "t2", "t1", **keyed)
+    await store.finish_turn(finish("t2", second.fence, status="incomplete", finish_reason=None))
+    await answered(store, "t3", "t2")
+    assert await begun(store, "t4", "t1", **keyed) == Begun(seq=4, fence=4, parent_id="t1", turn_id="t4")
+    before = await store.path(TENANT, SESSION, "t3")
+    assert [(record.turn.id, len(record.turn.output)) for record in before] == [("t1", 1), ("t2", 1), ("t3", 1)]
+
+
+@pytest.mark.usefixtures("open_session")
 async def test_a_forgotten_key_may_be_used_anew(store: Store, clock: Clock) -> None:
     first = await begun(store, "t1", idempotency_key="k", request_hash=b"h")
     await store.finish_turn(finish("t1", first.fence))

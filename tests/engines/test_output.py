@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.local.output import IdsToText, TextStream
+from engines.output import IdsToText, TextStream
 
 
 def of_bytes(ids: list[int]) -> str:
@@ -62,3 +64,26 @@ def test_special_tokens_read_as_nothing() -> None:
 
 def test_a_half_character_at_the_end_is_shown_as_such() -> None:
     assert "".join(streamed([104, 0xE2, 0x82])[0]) == "h\N{REPLACEMENT CHARACTER}"
+
+
+@given(st.text("abé", max_size=20), st.lists(st.text("ab", min_size=1, max_size=3), max_size=2), st.data())
+def test_an_answer_taken_up_elsewhere_reads_as_if_it_had_never_moved(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    """Whatever the first one had told: all that is certain, less, or more."""
+    ids = list(text.encode())
+    whole, met = streamed(ids, tuple(stops))
+    cut = data.draw(st.integers(0, len(ids)))
+    chars = data.draw(st.integers(0, len("".join(whole))))
+    stream = TextStream(of_bytes, stops=stops)
+    stream.resume(ids[:cut], chars)
+    said = "" if stream.met is not None else "".join(stream.push(token).text for token in _until_met(stream, ids[cut:]))
+    last = stream.flush()
+    assert (said + last.text, last.stop) == ("".join(whole)[chars:], met)
+
+
+def _until_met(stream: TextStream, ids: list[int]) -> Iterator[int]:
+    for token in ids:
+        if stream.met is not None:
+            return
+        yield token

@@ -1,4 +1,7 @@
-"""From generated ids to text that may be sent: no half character, no stop string, no special token. Knows no engine."""
+"""From generated ids to text that may be sent: no half character, no stop string, no special token. Knows no engine.
+
+An answer that goes on elsewhere is read again from its first id: the same ids hold back the same text.
+"""
 
 from __future__ import annotations
 
@@ -59,15 +62,43 @@ class TextStream:
         self._text = IdsToText(decode, prompt_tail)
         self._stops = tuple(stops)
         self._held = ""
+        self._owed = ""  # certain, and not told where the answer began
+        self._skipped = 0  # characters that were told there and are not certain here yet
+        self.met: str | None = None  # the stop string that was met
+
+    def resume(self, ids: Seq[int], chars: int) -> str:
+        """Read the ids of an answer that began elsewhere, and of which `chars` characters were told -> all that is
+        certain of them.
+
+        What of it lies beyond `chars` comes with the next `push` or `flush`; `met` says whether the answer was over.
+        """
+        said = ""
+        for token_id in ids:
+            said += self._passed(self._text.push(token_id)).text
+            if self.met is not None:
+                break
+        self._owed, self._skipped = said[chars:], max(0, chars - len(said))
+        return said
 
     def push(self, token_id: int) -> Piece:
-        return self._passed(self._text.push(token_id))
+        return self._beyond(self._passed(self._text.push(token_id)))
 
     def flush(self) -> Piece:
         """The end has come: nothing is held back any more."""
+        if self.met is not None:
+            return self._beyond(Piece("", self.met))
         piece = self._passed(self._text.flush())
         held, self._held = self._held, ""
-        return piece if piece.stop is not None else Piece(piece.text + held)
+        return self._beyond(piece if piece.stop is not None else Piece(piece.text + held))
+
+    def _beyond(self, piece: Piece) -> Piece:
+        """With what is owed, without what was told elsewhere."""
+        if not self._owed and not self._skipped:
+            return piece
+        text, self._owed = self._owed + piece.text, ""
+        told = min(self._skipped, len(text))
+        self._skipped -= told
+        return Piece(text[told:], piece.stop)
 
     def _passed(self, new: str) -> Piece:
         if not self._stops:
@@ -75,9 +106,9 @@ class TextStream:
         text = self._held + new
         found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            at, stop = min(found)
+            at, self.met = min(found)
             self._held = ""
-            return Piece(text[:at], stop)
+            return Piece(text[:at], self.met)
         held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return Piece(text[: len(text) - held])

@@ -1,0 +1,1 @@
+"""What the device pool lets go, kept further down: host memory, then files."""

@@ -1,0 +1,44 @@
+"""Keys of token paths: the same whatever the pieces, different whatever differs."""
+
+from __future__ import annotations
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.fleet.chain import CHUNK_TOKENS, extend, root
+
+ROOT = root(salt="s", model="m")
+IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+
+
+def u32(ids: list[int]) -> bytes:
+    return array("I", ids).tobytes()
+
+
+@given(st.lists(IDS, max_size=6))
+def test_a_path_has_the_same_keys_in_whatever_pieces_it_comes(pieces: list[list[int]]) -> None:
+    at, keys = ROOT, []
+    for piece in pieces:
+        at, made = extend(at, u32(piece))
+        keys += made
+    ids = [id for piece in pieces for id in piece]
+    assert (at, keys) == extend(ROOT, u32(ids))
+    assert (at.num_tokens, len(keys)) == (len(ids), len(ids) // CHUNK_TOKENS)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=CHUNK_TOKENS, max_size=100), st.data())
+def test_one_other_id_changes_every_key_from_its_chunk_on(ids: list[int], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(ids) // CHUNK_TOKENS * CHUNK_TOKENS - 1))
+    other = [*ids[:at], ids[at] ^ 1, *ids[at + 1 :]]
+    keys, others = extend(ROOT, u32(ids))[1], extend(ROOT, u32(other))[1]
+    chunk = at // CHUNK_TOKENS
+    assert keys[:chunk] == others[:chunk]
+    assert not set(keys[chunk:]) & set(others[chunk:])
+
+
+def test_fields_of_the_root_cannot_pass_for_one_another() -> None:
+    roots = {root(salt=salt, model=model).key for salt, model in [("ab", "c"), ("a", "bc"), ("", "abc"), ("abc", "")]}
+    roots.add(root(salt="", model="a", adapter="bc").key)
+    assert len(roots) == 5

@@ -1,0 +1,101 @@
+"""What an answer teaches of a replica: whether what was expected of its cache came true, and how busy it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.contract import Usage
+from engines.kv_events import BlockStored, EventBatch, FeedReset
+from gateway.fleet.chain import extend, root
+from gateway.fleet.outlook import Outlook, Path, path_of
+from gateway.fleet.traffic import OUTPUT_TOKENS, RECENT_S, Traffic
+
+BLOCK, EXPECTED = 32, 960
+
+
+def answered(usage: Usage | None, *, judged: bool = True) -> float:
+    """How right the replica is after one answer of which EXPECTED tokens were to be cached."""
+    outlook = Outlook()
+    outlook.joined("a", model="m", capacity_tokens=None, block_tokens=BLOCK)
+    outlook.hear("a", FeedReset(None, "start", whole=True), 0.0)
+    with outlook.sending("a", "turn", Path(1000), EXPECTED, 0.0) as sending:
+        sending.first()
+        sending.ended(usage, b"", 1.0, judged=judged)
+    return outlook.right("a")
+
+
+@pytest.mark.parametrize("cached", [1000, EXPECTED, EXPECTED - BLOCK, EXPECTED - BLOCK - 16])
+def test_a_block_and_a_chunk_less_than_expected_is_no_error(cached: int) -> None:
+    assert answered(Usage(1000, 5, cached)) == 1.0
+
+
+@pytest.mark.parametrize("cached", [EXPECTED - BLOCK - 17, 0])
+def test_more_than_that_is(cached: int) -> None:
+    assert answered(Usage(1000, 5, cached)) < 1.0
+
+
+@pytest.mark.parametrize("usage", [None, Usage(1000, 5), Usage(1000, 5, 0, 400)])
+def test_who_does_not_say_or_took_it_from_elsewhere_is_not_judged(usage: Usage | None) -> None:
+    assert answered(usage) == 1.0
+
+
+def test_an_answer_that_another_replica_began_judges_nobody() -> None:
+    assert answered(Usage(1000, 5, 0), judged=False) == 1.0
+
+
+def test_answers_on_their_way_are_work_until_they_are_told() -> None:
+    traffic = Traffic()
+    traffic.sent("one", 20, 0.0)
+    traffic.sent("two", 20, 0.0)
+    assert (traffic.recent(0.0), traffic.answers) == (40, 2 * OUTPUT_TOKENS)
+    assert traffic.queued == traffic.recent(0.0) + traffic.answers
+    traffic.ended("one", 300, 0.0, untold=300)
+    assert (traffic.recent(0.0), traffic.answers) == (340, traffic.output_tokens)
+    traffic.dropped("two")
+    assert (traffic.recent(0.0), traffic.answers) == (340, 0)
+
+
+def test_what_comes_late_makes_no_work_young_again() -> None:
+    traffic = Traffic()
+    traffic.given(1000, 0.0)
+    traffic.given(0, RECENT_S)
+    before = traffic.recent(RECENT_S)
+    traffic.given(0, 0.0)  # replayed, or a clock was set back
+    assert traffic.recent(RECENT_S) == pytest.approx(before)
+    assert traffic.recent(2 * RECENT_S) < before
+
+
+@pytest.mark.parametrize("told", ["before its end", "after it", "never, there is no feed"])
+def test_an_answer_counts_once_whether_its_events_come_before_its_end_or_after_it(told: str) -> None:
+    salt, prompt, answer = root(salt="", model="m"), bytes(4 * 64), b"\1" * 4 * 32
+    outlook = Outlook()
+    outlook.joined("a", model="m", capacity_tokens=None, block_tokens=BLOCK)
+    if told != "never, there is no feed":
+        outlook.hear("a", FeedReset(None, "start", whole=True), 0.0)
+    whole = EventBatch(0, 0.0, 0, (BlockStored((b"0", b"1", b"2"), None, prompt + answer, BLOCK),))
+    with outlook.sending("a", "turn", path_of(salt, prompt), 0, 0.0) as sending:
+        if told == "before its end":
+            outlook.hear("a", whole, 0.0)
+        sending.ended(Usage(64, 32, 0), answer, 0.0)
+        if told == "after it":
+            outlook.hear("a", whole, 0.0)
+    assert outlook.recent("a", 0.0) == 64 + 32
+
+
+def test_a_session_that_moves_is_expected_to_find_what_it_shares_with_others() -> None:
+    outlook, salt = Outlook(), root(salt="s", model="m")
+    for name in ("home", "other"):
+        outlook.joined(name, model="m", capacity_tokens=None, block_tokens=BLOCK)
+    shared = bytes(4 * 96)
+    first = path_of(salt, shared + b"\1" * 4 * 200)
+    outlook.held["home"].note(first.base.key, first.keys, 0.0)
+    begun = extend(salt, shared + b"\2" * 4 * 40)
+    outlook.held["home"].note(salt.key, begun[1], 0.0)  # another session with the same beginning, there ...
+    elsewhere = path_of(salt, shared + b"\3" * 4 * 200)
+    outlook.held["other"].note(elsewhere.base.key, elsewhere.keys, 0.0)  # ... and elsewhere
+    for went in (first.end, begun[0]):
+        next_turn = path_of(went, b"\4" * 4 * 50)
+        assert outlook.cached("home", next_turn, 1.0) >= went.chunks * 16
+        assert outlook.cached("other", next_turn, 1.0) == 96
+    outlook.left("home")
+    assert outlook.cached("other", path_of(first.end, b"\4" * 4 * 50), 1.0) == 0
