@@ -122,6 +122,8 @@ async def _stored(room: TurnRoom, record: TurnRecord, after: int) -> AsyncGenera
         running = current.turn.status == "in_progress" and session.status == "running"
         if not running:
             stored = await _events(room, record, 0)
+            if stored and stored[-1][0] > seen:  # they came since this round looked
+                continue
             if not stored or stored[-1][1] in TERMINAL_TYPES:
                 return
         ended_for_s = 0.0 if running else ended_for_s + POLL_S
