@@ -124,16 +124,16 @@ class Outlook:
                 return (credit * end + more * CHUNK_TOKENS) * held.right
             if credit:
                 return credit * (path.base.chunks - back) * CHUNK_TOKENS * held.right
-        return held.match(self._beginning(path.base), now)[1] * CHUNK_TOKENS * held.right
+        return self._shared(held, path.base, now) * CHUNK_TOKENS * held.right
 
-    def _beginning(self, base: Chain) -> list[bytes]:
-        """The keys of a session's path, from any replica that is believed to hold it: where it goes for the first
-        time, it finds what it shares with others. Nothing where nobody knows them all."""
-        for held in self.held.values():
-            keys = held.path_to(base.key)
+    def _shared(self, held: Held, base: Chain, now: float) -> float:
+        """Chunks of the beginning of a session's path that the replica holds, which others have brought there. By the
+        path's keys where any replica is believed to hold it whole, else by the marks that the path carries."""
+        for other in self.held.values():
+            keys = other.path_to(base.key)
             if len(keys) == base.chunks:
-                return keys
-        return []
+                return held.match(keys, now)[1]
+        return next((credit * chunks for chunks, key in base.marks() if (credit := held.credit(key, now))), 0.0)
 
     def candidate(self, name: str, path: Path, now: float, *, home: bool = False) -> Candidate:
         cached = self.cached(name, path, now, home=home)

@@ -20,8 +20,8 @@ T = TypeVar("T")
 class Haste:
     """How soon a run has to end.
 
-    `pressed`: the next turn will hardly fit; no model is heard any more. `waited_for`: a turn waits for the
-    end; nothing is prefilled either.
+    `pressed`: the next turn will hardly fit; no model is heard any more, and the prefix is prefilled after the commit.
+    `waited_for`: a turn waits for the end; nothing is prefilled at all.
     """
 
     pressed: asyncio.Event = field(default_factory=asyncio.Event)

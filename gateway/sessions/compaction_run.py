@@ -3,7 +3,8 @@
     plan -> summaries (model, checked; or extracted) -> the new view, rendered and counted
       -> its prefix prefilled on the pinned replica -> committed, if nobody changed what is shown meanwhile
 
-Takes no lease and stops no turn. What goes wrong ends the row as failed, with the reason.
+Where the next turn will hardly fit the old view, the commit comes first and the prefill after it. Takes no lease and
+stops no turn. What goes wrong ends the row as failed, with the reason.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class CompactionRun:
             async with repeated(self._renew, every_s=RENEWED_S, name="compaction-renewal"):
                 view = await self._redrafted()
                 after = await self._checked(view)
-                await self._prefill(view)
+                await self._prefill(view, until=self._haste.pressed)
                 report = self._spent.report(**self._told, tokens_after=after)
                 await self._commit(view, report)
         except (Unfit, ViewMoved, CompactionOver, UnknownTurn, EngineError, GatewayError) as error:
@@ -121,6 +122,8 @@ class CompactionRun:
         row = await self._row()
         if row is not None:
             self._tell("completed", row)
+            if self._haste.pressed.is_set():
+                await self._prefill(view, until=self._haste.waited_for)
         return row
 
     async def _commit(self, view: View, report: Mapping[str, Any]) -> None:
@@ -151,12 +154,19 @@ class CompactionRun:
         if not await self._room.store.renew_compaction(began.tenant_id, began.session_id, began.id, DEADLINE_S):
             self._haste.wait_for()
 
-    async def _prefill(self, view: View) -> None:
+    async def _prefill(self, view: View, *, until: asyncio.Event) -> None:
         so_far = Prefilled()
-        await unless(self._haste.waited_for, prefill_view(self._room, self._taken, view, self._name(), so_far))
+
+        async def whole() -> Prefilled:
+            await prefill_view(self._room, self._taken, view, self._name(), so_far)
+            return so_far
+
+        heard_out = await unless(until, whole())
         self._spent.prefill_tokens += so_far.tokens
         if so_far.problem:
             self._spent.problems.append(so_far.problem)
+        elif heard_out is None:
+            self._spent.problems.append(f"{self._haste.why}: the new prefix was not read before the switch")
 
     async def _row(self) -> CompactionRecord | None:
         """None: the session is gone, and with it goes what replicas read of it meanwhile."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.chain import CHUNK_TOKENS, extend, root
+from gateway.fleet.chain import CHUNK_TOKENS, MARKS_TO, Chain, extend, root
 
 ROOT = root(salt="s", model="m")
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
@@ -26,6 +27,20 @@ def test_a_path_has_the_same_keys_in_whatever_pieces_it_comes(pieces: list[list[
     ids = [id for piece in pieces for id in piece]
     assert (at, keys) == extend(ROOT, u32(ids))
     assert (at.num_tokens, len(keys)) == (len(ids), len(ids) // CHUNK_TOKENS)
+    assert Chain.of_text(at.as_text()) == at
+
+
+@given(st.lists(st.integers(0, 700), max_size=4))
+def test_a_path_remembers_its_beginning_in_steps_of_an_eighth(lengths: list[int]) -> None:
+    at, keys = ROOT, []
+    for length in lengths:
+        at, made = extend(at, bytes(4 * CHUNK_TOKENS * length))
+        keys += made
+    marks = list(at.marks())
+    assert all(keys[chunks - 1] == key for chunks, key in marks)
+    places = [0, *reversed([chunks for chunks, _ in marks]), min(len(keys), MARKS_TO) + 1]
+    assert all(b - a <= max(1, a / 8 + 1) for a, b in pairwise(places))
+    assert len(at.first) <= 56
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=CHUNK_TOKENS, max_size=100), st.data())

@@ -6,7 +6,7 @@ import pytest
 
 from engines.contract import Usage
 from engines.kv_events import BlockStored, EventBatch, FeedReset
-from gateway.fleet.chain import extend, root
+from gateway.fleet.chain import Chain, extend, root
 from gateway.fleet.outlook import Outlook, Path, path_of
 from gateway.fleet.traffic import OUTPUT_TOKENS, RECENT_S, Traffic
 
@@ -98,4 +98,18 @@ def test_a_session_that_moves_is_expected_to_find_what_it_shares_with_others() -
         assert outlook.cached("home", next_turn, 1.0) >= went.chunks * 16
         assert outlook.cached("other", next_turn, 1.0) == 96
     outlook.left("home")
-    assert outlook.cached("other", path_of(first.end, b"\4" * 4 * 50), 1.0) == 0
+    assert outlook.cached("other", path_of(first.end, b"\4" * 4 * 50), 1.0) == 96, "by what the path itself remembers"
+
+
+def test_a_session_whose_home_lost_its_cache_is_expected_to_find_what_others_brought_back() -> None:
+    outlook, salt = Outlook(), root(salt="s", model="m")
+    outlook.joined("home", model="m", capacity_tokens=None, block_tokens=BLOCK)
+    shared = bytes(4 * 16 * 37)
+    went = path_of(salt, shared + b"\1" * 4 * 5000)
+    outlook.held["home"].note(went.base.key, went.keys, 0.0)
+    outlook.restarted("home")
+    next_turn = path_of(Chain.of_text(went.end.as_text()), b"\4" * 4 * 50)
+    assert outlook.cached("home", next_turn, 1.0) == 0
+    other = path_of(salt, shared + b"\2" * 4 * 400)
+    outlook.held["home"].note(other.base.key, other.keys, 0.0)
+    assert outlook.cached("home", next_turn, 1.0) == 16 * 36, "marks past 32 chunks are four apart"

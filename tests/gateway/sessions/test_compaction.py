@@ -166,8 +166,13 @@ async def test_a_summary_that_takes_too_long_is_not_heard_out_when_the_window_fi
             used = turn["usage"]["prompt_tokens"] + turn["usage"]["output_tokens"]
         (row,) = await settled(live, session)
         assert (row["trigger"], row["status"], row["segments"][0]["source"]) == ("background", "committed", "extracted")
-        assert row["report"]["problems"][0] == "the window was nearly full: the model was not heard out"
-        assert row["report"]["prefill_tokens"] > 0, "nobody waited for it"
+        full = "the window was nearly full"
+        assert row["report"]["problems"][0] == f"{full}: the model was not heard out"
+        assert row["report"]["problems"][-1] == f"{full}: the new prefix was not read before the switch"
+        while running("default", session):  # noqa: ASYNC110 - pytest's own limit ends it
+            await asyncio.sleep(0.01)
+        after = (await live.turn(session, "and now?", max_output_tokens=4)).json()
+        assert after["usage"]["cached_tokens"] >= row["report"]["tokens_after"] - 64, "it was not read after the switch"
 
 
 async def test_a_turn_that_would_not_fit_is_compacted_before_it_begins(live: Live) -> None:
