@@ -281,12 +281,13 @@ async def _drain_when_stopped(app: FastAPI, registry: Registry, grace_s: float) 
 
 
 async def _sweep(store: Store, room: TurnRoom, settings: Settings, clock: Callable[[], float]) -> None:
-    """Expired sessions erased, dead leases and compactions ended, old events and idempotency keys let go."""
+    """Expired sessions erased, dead leases and compactions ended; old events, idempotency keys, audit lines let go."""
     await store.lapse_leases()
     await store.lapse_compactions()
     for tenant_id, receipt in await store.erase_expired():
         room.forget(tenant_id, receipt.session_id)
     await store.purge_events(clock() - settings.stream_retention_s)
+    await store.purge_audit(clock() - settings.audit_retention_s)
     await store.purge_handovers(clock() - OFFERS_KEPT_S)
     await store.forget_keys(clock() - settings.idempotency_ttl_s)
     await store.flush_keys()

@@ -221,6 +221,9 @@ class Settings(BaseSettings):
         description="At least 32 characters; keys, cache salts and cursors derive from it. Gateways on one database "
         "need the same. Default: the file `secret` in `data_dir`, made at the first start (mode 0600).",
     )
+    audit_retention_s: Seconds = Field(
+        31_536_000.0, description="How long a line of the audit log is kept; the default is a year."
+    )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins whose pages may call the API from a browser. As a variable: separated by commas."
     )

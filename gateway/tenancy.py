@@ -36,10 +36,16 @@ class Identity:
     key_id: str
     scopes: frozenset[str]
 
-    def need(self, scope: str) -> None:
-        """Raise Forbidden unless this identity has `scope`; "admin" has them all."""
-        if scope not in self.scopes and "admin" not in self.scopes:
-            raise Forbidden(f"this key has no scope {scope!r}; it has: {', '.join(sorted(self.scopes)) or 'none'}")
+    def need(self, *scopes: str) -> None:
+        """Raise Forbidden unless this identity has one of `scopes`; "admin" has them all."""
+        if self.scopes.isdisjoint(scopes) and "admin" not in self.scopes:
+            wanted = " and no scope ".join(repr(scope) for scope in scopes)
+            raise Forbidden(f"this key has no scope {wanted}; it has: {', '.join(sorted(self.scopes)) or 'none'}")
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether it may look and change nothing, not even by leaving a stream."""
+        return self.scopes == {"read"}
 
 
 LOCAL = Identity(tenant_id=DEFAULT_TENANT, key_id="local", scopes=SCOPES)  # who asks while auth is off (loopback only)

@@ -52,17 +52,17 @@ def authorization_of(request: Request) -> str | None:
     return f"Bearer {key}" if given is None and key is not None else given
 
 
-def needs(scope: str) -> Callable[[Request], Awaitable[Identity]]:
-    """A dependency: the identity of a request whose key has `scope`. Raises Unauthorized, Forbidden; but for OpenAI's
-    routes (`chat`), which take what they do not know, as `refuse_unasked`."""
+def needs(*scopes: str) -> Callable[[Request], Awaitable[Identity]]:
+    """A dependency: the identity of a request whose key has one of `scopes`. Raises Unauthorized, Forbidden; but for
+    OpenAI's routes (`chat` first), which take what they do not know, as `refuse_unasked`."""
 
     async def identity_of(request: Request) -> Identity:
         access: Access = request.app.state.gateway.access
         identity = await access.identity(authorization_of(request))
-        identity.need(scope)
-        if scope != "chat":
+        identity.need(*scopes)
+        if scopes[0] != "chat":
             await refuse_unasked(request)
         return identity
 
-    identity_of.__name__ = f"needs_{scope}"
+    identity_of.__name__ = f"needs_{'_or_'.join(scopes)}"
     return identity_of

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import Response
 
 from gateway.api.access import needs
+from gateway.api.auditing import line_of, refusals_noted
 from gateway.api.body import json_object, validated
 from gateway.api.describe import answers, body_of
 from gateway.api.replica_shapes import history_json, pending_json, replica_json, replicas_json
@@ -17,6 +18,7 @@ from gateway.api.state import Gateway, gateway_of
 from gateway.errors import BadRequest, Conflict, NotFound
 from gateway.fleet.addresses import url_refusal
 from gateway.fleet.roster import purpose_of
+from gateway.store.audit_records import OPERATOR, AuditLine
 from gateway.store.replica_records import NewReplica, NoReplica, ReplicaExists, ReplicaState, TooManyReplicas
 from gateway.tenancy import Identity
 from gateway.upstream import Seconds, UpstreamAddress
@@ -106,6 +108,15 @@ async def add_replica(request: Request, caller: Operator) -> Response:
         message = f"a replica's KV events are on the host of its URL, not at {elsewhere}"
         raise BadRequest(message, code="address_refused", param="kv_events")
     await gateway.roster.refresh()
+    line = line_of(request, caller, "replica.add", asked.name, tenant_id=OPERATOR)
+    async with refusals_noted(gateway.store, line):
+        await _add(gateway, asked, line)
+    await gateway.roster.refresh()
+    return _answer(_shown(gateway, asked.name), 201)
+
+
+async def _add(gateway: Gateway, asked: UpstreamAddress, line: AuditLine) -> None:
+    """Raises Conflict."""
     if (other := gateway.roster.taken_by(asked.name, asked.url)) is not None:
         raise Conflict(f"the replica {other!r} has that name or that URL", code="replica_exists")
     key = asked.api_key.get_secret_value() if asked.api_key is not None else None
@@ -113,15 +124,13 @@ async def add_replica(request: Request, caller: Operator) -> Response:
     sealed = None if key is None else gateway.seal(key, purpose_of(asked.name, asked.url))
     try:
         new = NewReplica(asked.name, asked.url, sealed, terms)
-        await gateway.store.add_replica(new, limit=gateway.settings.added_replicas_max)
+        await gateway.store.add_replica(new, limit=gateway.settings.added_replicas_max, line=line)
     except ReplicaExists as error:
         raise Conflict(str(error), code="replica_exists") from error
     except TooManyReplicas as error:
         details: dict[str, object] = {"added": error.added, "limit": error.limit}
         message = f"{error}: remove one, or raise added_replicas_max"
         raise Conflict(message, code="too_many_replicas", details=details) from error
-    await gateway.roster.refresh()
-    return _answer(_shown(gateway, asked.name), 201)
 
 
 @router.get(
@@ -150,10 +159,12 @@ async def drain_replica(request: Request, caller: Operator, name: str) -> Respon
     asked = validated(DrainOrder, raw)
     await gateway.roster.refresh()
     _shown(gateway, name)
+    line = line_of(request, caller, "replica.drain", name, tenant_id=OPERATOR, force=asked.force)
     if not asked.force:
-        _refuse_last(gateway, name, "drain")
+        async with refusals_noted(gateway.store, line):
+            _refuse_last(gateway, name, "drain")
     timeout_s = asked.timeout_s or gateway.settings.drain_timeout_s
-    await _set_state(gateway, name, "draining", asked.reason, timeout_s)
+    await _set_state(gateway, name, "draining", asked.reason, line, timeout_s)
     return _answer(_shown(gateway, name), 202)
 
 
@@ -172,7 +183,8 @@ async def undrain_replica(request: Request, caller: Operator, name: str) -> Resp
     await gateway.roster.refresh()
     _shown(gateway, name)
     if name in gateway.roster.records:
-        await _set_state(gateway, name, "active", asked.reason)
+        line = line_of(request, caller, "replica.undrain", name, tenant_id=OPERATOR)
+        await _set_state(gateway, name, "active", asked.reason, line)
     return _answer(_shown(gateway, name))
 
 
@@ -193,22 +205,24 @@ async def remove_replica(
     gateway = gateway_of(request)
     await gateway.roster.refresh()
     shown = _shown(gateway, name)
-    if shown["source"] != "api":
-        raise Conflict(f"{name} stands in the settings: drain it, or take it out there", code="replica_of_settings")
-    if not force:
-        _refuse_last(gateway, name, "remove")
-    removed = await gateway.store.remove_replica(name)
+    line = line_of(request, caller, "replica.remove", name, tenant_id=OPERATOR, force=force)
+    async with refusals_noted(gateway.store, line):
+        if shown["source"] != "api":
+            raise Conflict(f"{name} stands in the settings: drain it, or take it out there", code="replica_of_settings")
+        if not force:
+            _refuse_last(gateway, name, "remove")
+    removed = await gateway.store.remove_replica(name, line=line)
     await gateway.roster.refresh()
     return _answer({"object": "replica.removed", "name": name, "removed": removed})
 
 
 async def _set_state(
-    gateway: Gateway, name: str, state: ReplicaState, reason: str, timeout_s: float | None = None
+    gateway: Gateway, name: str, state: ReplicaState, reason: str, line: AuditLine, timeout_s: float | None = None
 ) -> None:
     """Raises NotFound where another gateway removed it meanwhile."""
     added = _shown(gateway, name)["source"] == "api"
     try:
-        await gateway.store.set_replica_state(name, state, reason=reason, timeout_s=timeout_s, added=added)
+        await gateway.store.set_replica_state(name, state, reason=reason, timeout_s=timeout_s, added=added, line=line)
     except NoReplica as error:
         raise NotFound(str(error), code="replica_not_found") from error
     finally:

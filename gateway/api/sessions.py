@@ -12,6 +12,7 @@ from starlette.responses import Response
 from engines.contract import EngineError
 from gateway.api.access import needs
 from gateway.api.asked import plain, tools_of
+from gateway.api.auditing import line_of
 from gateway.api.body import json_object, validated
 from gateway.api.chat import idempotency_key_of
 from gateway.api.describe import answers, body_of
@@ -21,6 +22,7 @@ from gateway.api.state import Gateway, gateway_of
 from gateway.errors import BadRequest, Conflict, NotFound, PreconditionFailed, PreconditionRequired, Unprocessable
 from gateway.sessions.recognise import SESSION_KEY
 from gateway.sessions.summariser import beside
+from gateway.store.audit_records import AuditLine
 from gateway.store.records import (
     DuplicateId,
     NewSession,
@@ -294,16 +296,17 @@ async def delete_session(request: Request, caller: Caller, session_id: str) -> R
     """A running turn is stopped; turns, items, ids and events go, and so does the KV that the engines keep."""
     gateway = gateway_of(request)
     await session_of(gateway, caller, session_id)
-    receipt = await erased(gateway, caller.tenant_id, session_id)
+    line = line_of(request, caller, "session.delete", session_id)
+    receipt = await erased(gateway, caller.tenant_id, session_id, line)
     if receipt is None:
         raise no_session(session_id)
     return json_response(receipt)
 
 
-async def erased(gateway: Gateway, tenant_id: str, session_id: str) -> dict[str, Any] | None:
-    """Erase a session everywhere -> its receipt. None: there is no such session."""
+async def erased(gateway: Gateway, tenant_id: str, session_id: str, line: AuditLine) -> dict[str, Any] | None:
+    """Erase a session everywhere -> its receipt. None: there is no such session. `line`: for the audit log."""
     running = gateway.registry.of_session(tenant_id, session_id)
-    receipt = await gateway.store.delete_session(tenant_id, session_id)
+    receipt = await gateway.store.delete_session(tenant_id, session_id, line=line)
     if receipt is None:
         return None
     if running is not None:

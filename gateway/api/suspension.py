@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from gateway.api.access import needs
+from gateway.api.auditing import line_of
 from gateway.api.describe import answers
 from gateway.api.schemas import SuspendedShape
 from gateway.api.sessions import json_response, session_of
@@ -28,7 +29,9 @@ Caller = Annotated[Identity, Depends(needs("sessions"))]
 async def suspend_session(request: Request, caller: Caller, session_id: str) -> Response:
     """Into a file of the replica, or its host memory. The next turn goes on as if it had not been."""
     gateway = gateway_of(request)
-    return json_response(await suspending.suspend(gateway.room, await session_of(gateway, caller, session_id)))
+    told = await suspending.suspend(gateway.room, await session_of(gateway, caller, session_id))
+    await gateway.store.note(line_of(request, caller, "session.suspend", session_id, replica=told["replica"]))
+    return json_response(told)
 
 
 @router.post(
@@ -40,4 +43,6 @@ async def suspend_session(request: Request, caller: Caller, session_id: str) -> 
 async def resume_session(request: Request, caller: Caller, session_id: str) -> Response:
     """Never necessary: it spares the next turn the wait."""
     gateway = gateway_of(request)
-    return json_response(await suspending.resume(gateway.room, await session_of(gateway, caller, session_id)))
+    told = await suspending.resume(gateway.room, await session_of(gateway, caller, session_id))
+    await gateway.store.note(line_of(request, caller, "session.resume", session_id, replica=told["replica"]))
+    return json_response(told)

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from gateway.api.access import needs
 from gateway.api.asked import plain, tools_of
+from gateway.api.auditing import line_of
 from gateway.api.body import read_body, validated
 from gateway.api.describe import answers
 from gateway.api.imported import FORMAT, ImportedTurn, parse_lines
@@ -145,6 +146,7 @@ async def import_session(
     except BaseException:
         await gateway.store.delete_session(caller.tenant_id, made.id)
         raise
+    await gateway.store.note(line_of(request, caller, "session.import", made.id, turns=len(turns)))
     imported = {"turns": len(turns), "compactions_left_out": left_out}
     return session_response(await session_of(gateway, caller, made.id), 201, imported=imported)
 

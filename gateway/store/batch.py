@@ -18,7 +18,7 @@ from sqlalchemy import ClauseElement, Connection
 from gateway.store import statements as sql
 from gateway.store.begin import Admit, LiveSession, LiveTurn, Reopen, Seen, decide_begin
 from gateway.store.commands import Append, Begin, Command, Finish, Release
-from gateway.store.erase import delete_rows, erase_session
+from gateway.store.erase import delete_rows, erase_expired_session
 from gateway.store.live import Key, lock_sessions, places, turns_by_key
 from gateway.store.prepared import run_many
 from gateway.store.reads import read_turns
@@ -89,7 +89,7 @@ class _Round:
     def _drop_expired(self) -> None:
         for key, session in list(self._sessions.items()):
             if session.over(self._now):
-                erase_session(self._connection, *key, self._now)
+                erase_expired_session(self._connection, *key, self._now)
                 del self._sessions[key]
 
     def _decide(self, command: Command) -> Outcome | _Seen:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, update
 
-from gateway.store.erase import erase_session
+from gateway.store.erase import erase_expired_session
 from gateway.store.live import lock_sessions
 from gateway.store.reads import read_session
 from gateway.store.records import (
@@ -25,7 +25,7 @@ def create_session(connection: Connection, new: NewSession, now: float) -> Sessi
     """Raises DuplicateId."""
     if read_session(connection, new.tenant_id, new.id, now) is not None:
         raise DuplicateId(f"there is a session {new.id!r} already")
-    erase_session(connection, new.tenant_id, new.id, now)  # one whose time is over, not yet swept
+    erase_expired_session(connection, new.tenant_id, new.id, now)  # one whose time is over, not yet swept
     connection.execute(sessions.insert(), session_row(new, now))
     if rows := metadata_rows(new.tenant_id, new.id, new.metadata):
         connection.execute(session_metadata.insert(), rows)

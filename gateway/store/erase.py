@@ -6,6 +6,8 @@ import secrets
 
 from sqlalchemy import BindParameter, Connection, bindparam, select
 
+from gateway.store.audit import write_line
+from gateway.store.audit_records import AuditLine, expired
 from gateway.store.records import Receipt
 from gateway.store.rows import encode
 from gateway.store.tables import compactions, erasures, events, handovers, items, session_metadata, sessions, turns
@@ -27,8 +29,13 @@ _DELETES = (
 _LOCK = select(sessions.c.id).where(sessions.c.tenant_id == _TENANT, sessions.c.id == _SESSION).with_for_update()
 
 
-def erase_session(connection: Connection, tenant_id: str, session_id: str, now: float) -> Receipt | None:
-    """Delete the session's rows and write the receipt. None: there is no such session."""
+def erase_session(
+    connection: Connection, tenant_id: str, session_id: str, now: float, line: AuditLine | None
+) -> Receipt | None:
+    """Delete the session's rows, write the receipt, and `line` into the audit log (None: it never was told of).
+
+    None: there is no such session.
+    """
     if connection.execute(_LOCK, {"b_tenant": tenant_id, "b_session": session_id}).first() is None:
         return None
     erased = delete_rows(connection, tenant_id, session_id)
@@ -40,7 +47,14 @@ def erase_session(connection: Connection, tenant_id: str, session_id: str, now: 
         "at": now,
     }
     connection.execute(erasures.insert(), receipt)
+    if line is not None:
+        write_line(connection, line, now)
     return Receipt(session_id=session_id, erased=erased, at=now)
+
+
+def erase_expired_session(connection: Connection, tenant_id: str, session_id: str, now: float) -> Receipt | None:
+    """The same for one whose time is over, by whoever comes upon it first."""
+    return erase_session(connection, tenant_id, session_id, now, expired(tenant_id, session_id))
 
 
 def delete_rows(connection: Connection, tenant_id: str, session_id: str) -> dict[str, int]:

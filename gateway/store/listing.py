@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-
-import orjson
 from sqlalchemy import ColumnElement, Connection, Select, and_, false, func, or_, select, true
 
+from gateway.store.cursors import encode_cursor, past
 from gateway.store.reads import alive
-from gateway.store.records import SessionFilter, SessionPage, SessionRecord
+from gateway.store.records import SessionFilter, SessionPage
 from gateway.store.rows import session_of, storable
 from gateway.store.tables import session_metadata, sessions
 
@@ -19,36 +16,14 @@ def list_sessions(
 ) -> SessionPage:
     statement = select(sessions).where(sessions.c.tenant_id == tenant_id, alive(now), *_conditions(filter, now))
     if cursor is not None:
-        updated_at, session_id = decode_cursor(cursor)
-        statement = statement.where(
-            or_(
-                sessions.c.updated_at < updated_at,
-                and_(sessions.c.updated_at == updated_at, sessions.c.id < session_id),
-            )
-        )
+        statement = statement.where(past(cursor, sessions.c.updated_at, sessions.c.id))
     rows = connection.execute(_newest_first(statement).limit(limit + 1)).all()
     page = tuple(session_of(row, now) for row in rows[:limit])
-    return SessionPage(page, encode_cursor(page[-1]) if len(rows) > limit else None)
+    return SessionPage(page, encode_cursor(page[-1].updated_at, page[-1].id) if len(rows) > limit else None)
 
 
 def _newest_first(statement: Select[tuple[object, ...]]) -> Select[tuple[object, ...]]:
     return statement.order_by(sessions.c.updated_at.desc(), sessions.c.id.desc())
-
-
-def encode_cursor(last: SessionRecord) -> str:
-    return base64.urlsafe_b64encode(orjson.dumps([last.updated_at, last.id])).decode().rstrip("=")
-
-
-def decode_cursor(cursor: str) -> tuple[float, str]:
-    """Raises ValueError for what `encode_cursor` did not make."""
-    try:
-        updated_at, session_id = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except (ValueError, TypeError, binascii.Error) as error:
-        raise ValueError("this cursor was not made here") from error
-    if isinstance(updated_at, bool) or not isinstance(updated_at, (int, float)) or not isinstance(session_id, str):
-        raise ValueError("this cursor was not made here")
-    storable(session_id)
-    return updated_at, session_id
 
 
 def _conditions(filter: SessionFilter, now: float) -> list[ColumnElement[bool]]:

@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from gateway.store import replicas
 from gateway.store.access import Access
+from gateway.store.audit_records import AuditLine
 from gateway.store.replica_records import NewReplica, PinnedSession, ReplicaExists, ReplicaRecord, ReplicaState
 
 REPORTS_S = 5.0  # a gateway that said nothing for so long is dead
@@ -20,20 +21,27 @@ class ReplicaStore(Access):
     async def list_replicas(self) -> tuple[ReplicaRecord, ...]:
         return await self._read(replicas.list_replicas)
 
-    async def add_replica(self, new: NewReplica, *, limit: int) -> ReplicaRecord:
+    async def add_replica(self, new: NewReplica, *, limit: int, line: AuditLine | None = None) -> ReplicaRecord:
         """`limit`: of those added at runtime. Raises ReplicaExists, TooManyReplicas; the same once more is returned as
         it stands."""
         try:
-            return await self._write(lambda c: replicas.add_replica(c, new, self._clock(), limit=limit))
+            return await self._audited(lambda c: replicas.add_replica(c, new, self._clock(), limit=limit), line)
         except IntegrityError as error:  # another gateway added one between our look and our write
             raise ReplicaExists(f"the name {new.name!r} was taken just now") from error
 
-    async def remove_replica(self, name: str) -> bool:
+    async def remove_replica(self, name: str, *, line: AuditLine | None = None) -> bool:
         """False: no replica of that name was added at runtime."""
-        return await self._write(lambda c: replicas.remove_replica(c, name))
+        return await self._audited(lambda c: replicas.remove_replica(c, name), line)
 
     async def set_replica_state(
-        self, name: str, state: ReplicaState, *, reason: str, timeout_s: float | None = None, added: bool = False
+        self,
+        name: str,
+        state: ReplicaState,
+        *,
+        reason: str,
+        timeout_s: float | None = None,
+        added: bool = False,
+        line: AuditLine | None = None,
     ) -> ReplicaRecord:
         """Said twice, a drain goes on as it was begun. `timeout_s` from now bounds a drain. `added`: at runtime.
 
@@ -45,9 +53,9 @@ class ReplicaStore(Access):
             replicas.set_replica_state, name=name, state=state, reason=reason, drain_until=until, now=now, added=added
         )
         try:
-            return await self._write(work)
+            return await self._audited(work, line)
         except IntegrityError:  # another gateway said something of it for the first time, just now
-            return await self._write(work)
+            return await self._audited(work, line)
 
     async def work_on_drain(
         self, name: str, revision: int, worker: str, progress: Mapping[str, Any], lease_s: float

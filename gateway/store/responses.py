@@ -36,7 +36,7 @@ def delete_response(
     if session.origin != "responses":
         return {}
     if connection.execute(select(turns.c.id).where(mine, ~_MARKED).limit(1)).first() is None:
-        receipt = erase_session(connection, tenant_id, session_id, now)
+        receipt = erase_session(connection, tenant_id, session_id, now, None)  # the response has its own line
         return dict(receipt.erased) if receipt is not None else {}
     if _summarised(connection, tenant_id, session_id):
         return {}

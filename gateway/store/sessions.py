@@ -19,6 +19,8 @@ from sqlalchemy import update
 
 from gateway.failpoints import Failpoints
 from gateway.store import changes, commands, keys, listing, reads, sweep
+from gateway.store.audit_records import AuditLine
+from gateway.store.audit_store import AuditStore
 from gateway.store.compaction_store import CompactionStore
 from gateway.store.database import Database, connect, normalise
 from gateway.store.erase import erase_session
@@ -77,7 +79,7 @@ async def open_store(
         await database.close()
 
 
-class Store(CompactionStore, HandoverStore, ReplicaStore):
+class Store(AuditStore, CompactionStore, HandoverStore, ReplicaStore):
     """Made by `open_store`. `clock`: seconds since 1970; gateways on one database need clocks within a lease."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -117,9 +119,11 @@ class Store(CompactionStore, HandoverStore, ReplicaStore):
             lambda c: changes.update_session(c, tenant_id, session_id, expected_version, change, self._clock())
         )
 
-    async def delete_session(self, tenant_id: str, session_id: str) -> Receipt | None:
-        """Erase every row of it, also while a turn runs: that turn's finish is then refused. None: absent."""
-        receipt = await self._write(lambda c: erase_session(c, tenant_id, session_id, self._clock()))
+    async def delete_session(self, tenant_id: str, session_id: str, *, line: AuditLine | None = None) -> Receipt | None:
+        """Erase every row of it, also while a turn runs: that turn's finish is then refused. None: absent.
+
+        `line`: what the audit log says of it; None for one that never was told of (an import that failed)."""
+        receipt = await self._write(lambda c: erase_session(c, tenant_id, session_id, self._clock(), line))
         if receipt is not None:
             await self._scrub()
         return receipt
@@ -139,9 +143,12 @@ class Store(CompactionStore, HandoverStore, ReplicaStore):
     async def _scrub(self) -> None:
         self._unscrubbed = not await self._database.scrub()
 
-    async def delete_response(self, tenant_id: str, session_id: str, turn_id: str) -> dict[str, int] | None:
+    async def delete_response(
+        self, tenant_id: str, session_id: str, turn_id: str, *, line: AuditLine | None = None
+    ) -> dict[str, int] | None:
         """Table -> rows erased. None: the turn runs. See `gateway.store.responses`."""
-        erased = await self._write(lambda c: delete_response(c, tenant_id, session_id, turn_id, self._clock()))
+        work = partial(delete_response, tenant_id=tenant_id, session_id=session_id, turn_id=turn_id, now=self._clock())
+        erased = await self._audited(work, line)
         if erased:
             await self._scrub()
         return erased

@@ -1,4 +1,4 @@
-"""What time brings: dead leases and compactions ended, expired sessions erased, old events and keys let go.
+"""What time brings: dead leases and compactions ended, expired sessions erased, old events, keys, audit lines let go.
 
 A sweep is in no turn's way. One transaction takes a bounded part, and passes over rows that another one holds: whoever
 holds them is at work there, and the next sweep comes by. So it waits for nobody, and nobody waits long for it.
@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, bindparam, select
 
 from gateway.store.compactions import interrupt
-from gateway.store.erase import erase_session
+from gateway.store.erase import erase_expired_session
 from gateway.store.prepared import run_many
 from gateway.store.reads import alive
 from gateway.store.records import Receipt, RunningTurn
 from gateway.store.statements import LAPSE_TURN, REKEY_TURN
-from gateway.store.tables import RUNNING, compactions, events, sessions, turns
+from gateway.store.tables import RUNNING, audit, compactions, events, sessions, turns
 
 PART = 500  # rows in one transaction of a sweep
 ERASED = 10  # sessions in one; each may have many rows
@@ -32,6 +32,7 @@ _DELETE_EVENT = events.delete().where(
     events.c.turn_id == bindparam("b_turn"),
     events.c.seq == bindparam("b_seq"),
 )
+_DELETE_LINE = audit.delete().where(audit.c.tenant_id == bindparam("b_tenant"), audit.c.id == bindparam("b_id"))
 
 
 def void_leases(connection: Connection, gateway_name: str, current_epoch: str, now: float) -> list[RunningTurn]:
@@ -73,7 +74,7 @@ def erase_expired(connection: Connection, limit: int, now: float) -> list[tuple[
         .limit(limit)
         .with_for_update(skip_locked=True)
     ).all()
-    receipts = [(row.tenant_id, erase_session(connection, row.tenant_id, row.id, now)) for row in rows]
+    receipts = [(row.tenant_id, erase_expired_session(connection, row.tenant_id, row.id, now)) for row in rows]
     return [(tenant_id, receipt) for tenant_id, receipt in receipts if receipt is not None]
 
 
@@ -84,6 +85,14 @@ def purge_events(connection: Connection, before: float) -> int:
     if rows:
         names = ("b_tenant", "b_turn", "b_seq")
         run_many(connection, _DELETE_EVENT, [dict(zip(names, row, strict=True)) for row in rows])
+    return len(rows)
+
+
+def purge_audit(connection: Connection, before: float) -> int:
+    """Delete up to PART lines of the audit log written before `before`; how many."""
+    rows = _oldest(connection, select(audit.c.tenant_id, audit.c.id).where(audit.c.at < before).order_by(audit.c.at))
+    if rows:
+        run_many(connection, _DELETE_LINE, [{"b_tenant": row.tenant_id, "b_id": row.id} for row in rows])
     return len(rows)
 
 

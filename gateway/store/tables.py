@@ -259,8 +259,27 @@ api_keys = Table(
     Column("expires_at", Double),
     Column("revoked_at", Double),
     Column("last_used_at", Double),
+    Column("replaces", Text),  # the key that this one was made for, by rotation
+    Column("replaced_by", Text),  # the key that was made for this one
     PrimaryKeyConstraint("tenant_id", "id"),
 )
+
+audit = Table(  # who did what to which object; ids and numbers, never a word of what anybody said
+    "audit",
+    metadata,
+    Column("tenant_id", Text, nullable=False),  # whose the object is; empty: nobody's
+    Column("id", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("action", Text, nullable=False),
+    Column("object", Text, nullable=False),
+    Column("request_id", Text),
+    Column("outcome", Text, nullable=False),
+    Column("details", Text, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "id"),
+)
+Index("ix_audit_at", audit.c.at, audit.c.id)
+Index("ix_audit_tenant", audit.c.tenant_id, audit.c.at, audit.c.id)
 
 probe = Table(  # one row that readiness writes to, so that "can write" is tried and not guessed
     "probe",

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from compression.conversation import Item
 from gateway.api.access import needs
+from gateway.api.auditing import line_of
 from gateway.api.body import json_object, validated
 from gateway.api.describe import answers, body_of
 from gateway.api.responses.ids import named_input, named_items, turn_of_item
@@ -112,7 +113,8 @@ async def delete(request: Request, caller: Caller, conversation_id: str) -> Resp
     """Its responses go with it: their words are here and nowhere else."""
     gateway = gateway_of(request)
     session = await found_conversation(gateway, caller.tenant_id, conversation_id)
-    receipt = await erased(gateway, caller.tenant_id, session.id)
+    line = line_of(request, caller, "session.delete", session.id)
+    receipt = await erased(gateway, caller.tenant_id, session.id, line)
     told = {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
     return json_response({**told, "erased": receipt["erased"] if receipt is not None else {}})
 

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from gateway.api.access import needs
+from gateway.api.auditing import line_of
 from gateway.api.body import json_object, validated
 from gateway.api.chat import headers_of
 from gateway.api.describe import answers, body_of
@@ -165,7 +166,9 @@ async def delete(request: Request, caller: Caller, response_id: str) -> Response
     record, session = await found_response(gateway, caller.tenant_id, response_id)
     if record.turn.status == "in_progress":
         raise Conflict("the response is in progress: cancel it first", code="response_in_progress")
-    erased = await gateway.store.delete_response(caller.tenant_id, record.session_id, record.turn.id)
+    names = (caller.tenant_id, record.session_id, record.turn.id)
+    line = line_of(request, caller, "response.delete", response_id)
+    erased = await gateway.store.delete_response(*names, line=line)
     if erased is None:
         raise Conflict("the response is in progress: cancel it first", code="response_in_progress")
     counts: dict[str, Any] = dict(erased)
