@@ -34,6 +34,7 @@ from gateway.api import (
     suspension,
     transfer,
     turns,
+    usage,
 )
 from gateway.api.access import Access
 from gateway.api.edge import Edge
@@ -69,11 +70,13 @@ from gateway.settings import Settings
 from gateway.store.records import SessionRecord
 from gateway.store.schema import migrate
 from gateway.store.sessions import Store, open_store
+from gateway.store.usage_records import Account, Amount, Kind, day_of
 from gateway.tenancy import affinities, cache_salt, response_checks
 
 log = structlog.get_logger(__name__)
 
 SWEEP_EVERY_S = 15.0
+FLUSH_EVERY_S = 1.0  # what turns without a session used is in the ledger within this time
 STOP_SEEN_S = 0.1  # a signal to stop is heard of within this time
 OFFERS_KEPT_S = 60.0  # of a gateway that died over them
 DESCRIPTION = """Turnkeep keeps conversations: send only the new message.
@@ -111,7 +114,7 @@ def create_app(
     app.state.metrics = Metrics()
     for module in (chat, counting, compacting, routes, conversations, messages, completions):
         app.include_router(module.router)
-    for module in (transfer, context, suspension, sessions, turns, compactions, health, replicas, admin):
+    for module in (transfer, context, suspension, sessions, turns, compactions, usage, health, replicas, admin):
         app.include_router(module.router)
     app.add_exception_handler(GatewayError, on_gateway_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -165,7 +168,9 @@ async def _wire(
         fleet=fleet,
         models=models,
         registry=registry,
-        summariser=Summariser(fleet, models, timeout_s=settings.summary_timeout_s),
+        summariser=Summariser(
+            fleet, models, timeout_s=settings.summary_timeout_s, spent=partial(_note_own, store, clock)
+        ),
         new_id=new_id,
         session_name=affinities(secret),
         cache_salt=salt_of,
@@ -204,6 +209,7 @@ async def _wire(
     stopped = partial(_drain_when_stopped, app, registry, settings.grace_s)
     await stack.enter_async_context(repeated(stopped, every_s=STOP_SEEN_S, name="stop-watch"))
     await stack.enter_async_context(repeated(partial(take_offers, room), every_s=TAKE_EVERY_S, name="handovers"))
+    await stack.enter_async_context(repeated(store.flush_usage, every_s=FLUSH_EVERY_S, name="usage-flush"))
     sweep = partial(_sweep, store, room, settings, clock)
     await stack.enter_async_context(repeated(sweep, every_s=SWEEP_EVERY_S, name="store-sweep"))
     return Gateway(
@@ -280,6 +286,14 @@ async def _drain_when_stopped(app: FastAPI, registry: Registry, grace_s: float) 
         await registry.drain(grace_s)
 
 
+def _note_own(
+    store: Store, clock: Callable[[], float], session: SessionRecord, model: str, kind: Kind, amount: Amount
+) -> None:
+    """The gateway's own work for a session."""
+    account = Account(session.tenant_id, day_of(clock()), "", session.user_ref or "", session.id, model, kind)
+    store.note_usage(account, amount)
+
+
 async def _sweep(store: Store, room: TurnRoom, settings: Settings, clock: Callable[[], float]) -> None:
     """Expired sessions erased, dead leases and compactions ended; old events, idempotency keys, audit lines let go."""
     await store.lapse_leases()
@@ -291,3 +305,4 @@ async def _sweep(store: Store, room: TurnRoom, settings: Settings, clock: Callab
     await store.purge_handovers(clock() - OFFERS_KEPT_S)
     await store.forget_keys(clock() - settings.idempotency_ttl_s)
     await store.flush_keys()
+    await store.roll_up_usage(settings.usage_names_s)

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from gateway.policy import CompactionFields
+from gateway.prices import Price
 from gateway.settings import Settings
 from gateway.upstream import UpstreamAddress
 
@@ -26,6 +27,7 @@ FLAGS = {"database_url": "--database", "upstreams": "--upstream"}  # where the o
 # variables that are no settings: where the file is; what tests and measurements read
 OTHER_VARIABLES = frozenset({"TURNKEEP_CONFIG", "TURNKEEP_DATA", "TURNKEEP_MODELS", "TURNKEEP_API_KEY", "TURNKEEP_URL"})
 OTHER_PREFIXES = ("TURNKEEP_TEST_", "TURNKEEP_FAILPOINT")
+TABLES = {"upstreams": (UpstreamAddress.model_fields, "settings"), "prices": (Price.model_fields, "usage")}
 # Kubernetes sets these in every container for a service that is named turnkeep
 KUBERNETES = re.compile(r"^TURNKEEP_(SERVICE_|PORT_\d+_)")
 
@@ -150,8 +152,7 @@ def _problem(detail: Any, sources: Mapping[str, str], text: str) -> str:
     name = location[0]
     inside = "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in location[1:])
     if detail["type"] == "extra_forbidden":
-        fields = UpstreamAddress.model_fields if name == "upstreams" else CompactionFields.model_fields
-        page = "settings" if name == "upstreams" else "compaction"
+        fields, page = TABLES.get(name, (CompactionFields.model_fields, "compaction"))
         message = f"there is no such key{_did_you_mean(location[-1], list(fields), page=page)}"
     shown = detail["input"]
     hidden = location[-1] in ("secret", "api_key", "database_url") or not isinstance(shown, str | int | float | bool)

@@ -20,6 +20,7 @@ from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_valid
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from gateway.policy import CompactionFields
+from gateway.prices import Price
 from gateway.upstream import UpstreamAddress
 
 DEMO_MODEL = "smollm2-135m-instruct"
@@ -214,6 +215,19 @@ class Settings(BaseSettings):
         "until none is taken for this long; those that are left are cut short. 0: nothing is offered.",
     )
 
+    # what was used
+    prices: dict[str, Price] = Field(
+        {},
+        description="What a million tokens of a model cost: a table for each model with `prompt`, `output` and perhaps "
+        "`cached`. As a variable: JSON.",
+    )
+    currency: str = Field("USD", pattern=r"^[A-Z]{3}$", description="Of `prices`, as three letters (ISO 4217).")
+    usage_names_s: Seconds = Field(
+        7_776_000.0,
+        description="The usage ledger tells sessions and end users apart for so long (90 days); then days, keys and "
+        "models alone.",
+    )
+
     # who may ask
     auth: bool = Field(True, description="Every call needs an API key. Off only on a loopback address.")
     secret: SecretStr | None = Field(
@@ -283,7 +297,7 @@ class Settings(BaseSettings):
     def _number_from_text(cls, value: Any) -> Any:
         return int(value) if isinstance(value, str) and value.isdecimal() else value
 
-    @field_validator("compaction", "tenant_compaction", mode="before")
+    @field_validator("compaction", "tenant_compaction", "prices", mode="before")
     @classmethod
     def _table_from_text(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value
@@ -374,6 +388,8 @@ def _shown(name: str, value: Any) -> str:
         return ", ".join(f"{u.name}={u.url} ({u.kind}{', key ' + MASK if u.api_key else ''})" for u in value)
     if isinstance(value, CompactionFields):
         return ", ".join(f"{key}={item}" for key, item in value.named().items())
+    if name == "prices":
+        return "; ".join(f"{model}: {price.model_dump_json(exclude_none=True)}" for model, price in value.items())
     if name == "tenant_compaction":
         return "; ".join(f"{tenant}: {_shown('', fields)}" for tenant, fields in value.items())
     if isinstance(value, dict):

@@ -114,6 +114,8 @@ async def command_of(
     command = TurnCommand(
         tenant_id=caller.tenant_id,
         ask=ask,
+        key_id=caller.key_id,
+        user_ref=asked.user,
         on_disconnect=_on_disconnect(request, gateway, asked, keyed=mode in ("append", "replace")),
         idempotency_key=idempotency_key,
         request_hash=hashlib.sha256(body).digest() if idempotency_key is not None else None,

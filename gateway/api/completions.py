@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import orjson
@@ -24,6 +24,7 @@ from gateway.api.streams import Awaited, EventStream, event
 from gateway.errors import GatewayError, UpstreamFailed
 from gateway.metrics import Metrics
 from gateway.sessions.failures import as_event
+from gateway.store.usage_records import Account, Amount, day_of
 from gateway.tenancy import Identity
 
 router = APIRouter(tags=["OpenAI-compatible"])
@@ -83,6 +84,8 @@ def _job(request: Request, caller: Identity, asked: Stateless, param: str, ids: 
         param,
         caller.tenant_id,
         request_id_of(request),
+        caller.key_id,
+        asked.user,
         stream=bool(fields.get("stream")),
         by_ids=ids,
     )
@@ -90,13 +93,16 @@ def _job(request: Request, caller: Identity, asked: Stateless, param: str, ids: 
 
 @dataclass(slots=True)
 class _Counted:
-    """Counts one request in the metrics, however it ends; what it was told of tokens comes with its events."""
+    """Counts one request in the metrics and the ledger, however it ends; what it was told of tokens comes with its
+    events, the last of which counts."""
 
     metrics: Metrics
-    route: str
+    gateway: Gateway
+    job: Job
     clock: Callable[[], float] = time.monotonic
     status: str = "cancelled"  # until something else is known
     began: float = 0.0
+    used: Mapping[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> _Counted:
         self.began = self.clock()
@@ -105,15 +111,32 @@ class _Counted:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, GatewayError):
             self.status = "refused" if error.status < 500 else "failed"
-        self.metrics.forwarded_ended(self.route, self.status, self.clock() - self.began)
+        self.metrics.forwarded_ended(self.job.route, self.status, self.clock() - self.began)
+        self.metrics.forwarded_used(self.job.route, self.used)
+        if (amount := forwarded_amount(self.used)) != Amount():
+            names = (self.job.key_id, self.job.user_ref or "", "", self.job.model)
+            account = Account(self.job.tenant_id, day_of(self.gateway.clock()), *names, "request")
+            self.gateway.store.note_usage(account, amount)
 
     def told(self, event: dict[str, Any]) -> None:
         if isinstance(usage := event.get("usage"), dict):
-            self.metrics.forwarded_used(self.route, usage)
+            self.used = usage
+
+
+def forwarded_amount(usage: Mapping[str, Any]) -> Amount:
+    """Of an engine's own `usage`, whose numbers are not trusted to be any."""
+    details = usage.get("prompt_tokens_details")
+    numbers = (
+        usage.get("prompt_tokens", usage.get("total_tokens")),
+        details.get("cached_tokens") if isinstance(details, dict) else 0,
+        usage.get("completion_tokens"),
+    )
+    prompt, cached, output = (n if isinstance(n, int) and 0 <= n < 1 << 40 else 0 for n in numbers)
+    return Amount(1, prompt, min(cached, prompt), output) if prompt or output else Amount()
 
 
 async def _whole(request: Request, gateway: Gateway, job: Job) -> Response:
-    with _Counted(request.app.state.metrics, job.route) as counted:
+    with _Counted(request.app.state.metrics, gateway, job) as counted:
         async with aclosing(answered(gateway, job)) as found:
             async for replica, reply in found:
                 counted.told(reply)
@@ -125,7 +148,7 @@ async def _whole(request: Request, gateway: Gateway, job: Job) -> Response:
 
 async def _stream(request: Request, gateway: Gateway, job: Job) -> AsyncGenerator[bytes, None]:
     begun = False
-    with _Counted(request.app.state.metrics, job.route) as counted:
+    with _Counted(request.app.state.metrics, gateway, job) as counted:
         try:
             async with aclosing(answered(gateway, job)) as found:
                 async for replica, told in found:

@@ -31,6 +31,8 @@ class Job:
     param: str
     tenant_id: str
     request_id: str
+    key_id: str = ""
+    user_ref: str | None = None
     stream: bool = False
     by_ids: Callable[[Replica, str], Events] | None = None  # (replica, salt) -> events of the route's shape
 

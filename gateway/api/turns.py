@@ -55,7 +55,7 @@ async def create_turn(request: Request, caller: Caller, session_id: str) -> Resp
     asked = validated(TurnCreate, raw)
     known = gateway.registry.heads.get(caller.tenant_id, session_id)
     session = known.session if known is not None else await session_of(gateway, caller, session_id)
-    command = _command(request, gateway, session, asked, body, inputs_of(asked.input), asked.instructions)
+    command = _command(request, gateway, caller, session, asked, body, inputs_of(asked.input), asked.instructions)
     if asked.parent_turn_id is not None:
         parent = await turn_of(gateway, session, asked.parent_turn_id)
         command = _on(command, HEAD if parent.turn.id == session.head_turn_id else parent.turn.id)
@@ -85,6 +85,7 @@ def inputs_of(value: Any) -> tuple[Input, ...]:
 def _command(
     request: Request,
     gateway: Gateway,
+    caller: Identity,
     session: SessionRecord,
     asked: AnswerFields,
     body: bytes,
@@ -117,6 +118,7 @@ def _command(
     return TurnCommand(
         tenant_id=session.tenant_id,
         ask=ask_of(session),
+        key_id=caller.key_id,
         version=session.version,
         ask_of=ask_of,
         session_id=session.id,
@@ -265,7 +267,7 @@ async def regenerate(request: Request, caller: Caller, session_id: str, turn: st
     session = await session_of(gateway, caller, session_id)
     record = await turn_of(gateway, session, turn)
     inputs = tuple(Input(item) for item in record.turn.input)
-    command = _command(request, gateway, session, asked, body, inputs, asked.instructions)
+    command = _command(request, gateway, caller, session, asked, body, inputs, asked.instructions)
     return respond(gateway, _on(command, record.turn.parent_id), stream=bool(asked.stream))
 
 
@@ -282,7 +284,7 @@ async def edit(request: Request, caller: Caller, session_id: str, turn: str) -> 
     asked = validated(Edit, raw)
     session = await session_of(gateway, caller, session_id)
     record = await turn_of(gateway, session, turn)
-    command = _command(request, gateway, session, asked, body, inputs_of(asked.input), asked.instructions)
+    command = _command(request, gateway, caller, session, asked, body, inputs_of(asked.input), asked.instructions)
     return respond(gateway, _on(command, record.turn.parent_id), stream=bool(asked.stream))
 
 

@@ -85,6 +85,8 @@ class TurnCommand:
 
     tenant_id: str
     ask: Ask
+    key_id: str = ""  # of the API key that asks
+    user_ref: str | None = None  # the end user, where no session says who it is
     version: int | None = None
     ask_of: Callable[[SessionRecord], Ask] | None = None
     follows: str | None = None

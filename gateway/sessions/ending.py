@@ -20,6 +20,7 @@ from gateway.sessions.room import TurnRoom
 from gateway.sessions.run import TurnEnded, TurnRun
 from gateway.sessions.windows import window_of
 from gateway.store.records import Begun, FinishTurn, LeaseLost, StoreUnavailable
+from gateway.store.usage_records import Account, amount_of, day_of
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +41,10 @@ class Ending:
         """Transaction 2, tried again while the database is away; then the terminal event."""
         result = outcome(self.run, self.answer.reader, self.answer.error)
         metadata = self.metadata(self.answer.placement)
-        if self.command.session_id is None or result.code == "lease_lost":
+        if self.command.session_id is None:
+            self._note_usage()
+            return self.ended(result, metadata)
+        if result.code == "lease_lost":
             return self.ended(result, metadata)
         if isinstance(self.answer.error, BadRequest | QueueRefused) and not self.answer.reader.started:
             return await self._refused(result, metadata)
@@ -67,6 +71,13 @@ class Ending:
                     return self.ended(result.failed("not_persisted", f"the answer could not be stored: {error}"), {})
                 await asyncio.sleep(pause_s)
         raise AssertionError("unreachable")
+
+    def _note_usage(self) -> None:
+        """Of a turn that no session keeps."""
+        command, room = self.command, self.room
+        names = (command.key_id, command.user_ref or "", "", command.ask.model)
+        account = Account(command.tenant_id, day_of(room.clock()), *names, "turn")
+        room.store.note_usage(account, amount_of(self.usage()))
 
     async def _refused(self, result: Outcome, metadata: Mapping[str, Any]) -> TurnEnded:
         """The engine does not take what was asked, or no place came free: nothing of it stays."""
@@ -138,9 +149,11 @@ class Ending:
         )
 
     def usage(self) -> dict[str, Any]:
-        used = self.answer.reader.usage
-        prompt = used.prompt_tokens if used is not None else self.answer.prepared.prompt_tokens
-        output = used.output_tokens if used is not None else self.answer.reader.num_ids
+        """Tokens; of a turn that an engine neither answered nor reported on, none."""
+        used, reader = self.answer.reader.usage, self.answer.reader
+        begun = self.answer.prepared.prompt_tokens if reader.started else 0
+        prompt = used.prompt_tokens if used is not None else begun
+        output = used.output_tokens if used is not None else reader.num_ids
         told = {
             "prompt_tokens": prompt,
             "output_tokens": output,

@@ -79,6 +79,7 @@ class Handover:
     param: str
     notes: Mapping[str, Any] = field(default_factory=dict)
     min_bits: int = 0  # that was asked for
+    key_id: str = ""  # of the API key that asked
 
     def to_bytes(self) -> bytes:
         prompt, built = self.prompt, self.built
@@ -100,6 +101,7 @@ class Handover:
             "report": built.report,
             "marks": built.marks.as_json(),
             "min_bits": self.min_bits,
+            "key_id": self.key_id,
             "sampling": sampling_fields(self.sampling),
             **{
                 name: {"fingerprint": who.fingerprint}
@@ -149,6 +151,7 @@ class Handover:
             answered=_identity(told.get("answered")),
             changed_from=_identity(told.get("changed_from")),
             min_bits=told.get("min_bits", 0),
+            key_id=told.get("key_id", ""),
             **{name: told[name] for name in PLAIN},
         )
 
@@ -205,6 +208,7 @@ def handover_of(
         param=command.param,
         notes=command.metadata,
         min_bits=ask.min_bits,
+        key_id=command.key_id,
     )
 
 
@@ -300,6 +304,7 @@ def command_of(handover: Handover, record: TurnRecord) -> TurnCommand:
     return TurnCommand(
         tenant_id=record.tenant_id,
         ask=ask,
+        key_id=handover.key_id,
         session_id=record.session_id,
         parent=record.turn.parent_id,
         idempotency_key=record.idempotency_key,

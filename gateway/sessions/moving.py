@@ -54,7 +54,7 @@ async def move(
     if not carried and tokens is not None and history.head.tokens is not None:
         await room.summariser.prefill(
             placement.replica,
-            session.model,
+            session,
             await _prefix(room, session, history, policy, tokens if placement.changed_from is not None else None),
             name=name,
             salt=salt,

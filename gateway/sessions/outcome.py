@@ -21,6 +21,7 @@ from gateway.sessions.prompt import ID_BYTES, NO_MARKS
 from gateway.sessions.reader import AnswerReader
 from gateway.sessions.run import TurnRun
 from gateway.store.records import FinishTurn, TurnTokens
+from gateway.store.usage_records import Spender
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,7 @@ def finish_turn(
                 **({"chain": extend(prepared.kept, reader.ids)[0].as_text()} if prepared.kept is not None else {}),
             }
         },
+        spender=Spender(command.key_id, command.ask.model),
         move_head=command.move_head
         and (result.status == "completed" or (result.status == "incomplete" and bool(result.output))),
     )

@@ -48,7 +48,7 @@ async def prefill_view(room: CompactionRoom, taken: Snapshot, view: View, name: 
         try:
             so_far.tokens += await room.summariser.prefill(
                 placement.replica,
-                taken.session.model,
+                taken.session,
                 await rendered(taken, view),
                 name=name,
                 salt=room.cache_salt(taken.session.tenant_id),
@@ -93,7 +93,7 @@ async def prefill_path(room: CompactionRoom, session: SessionRecord) -> None:
         if placement is not None and history.head.tokens is not None:
             await room.summariser.prefill(
                 placement.replica,
-                session.model,
+                session,
                 await history.head.load_ids(),
                 name=room.session_name(session.tenant_id, session.id),
                 salt=room.cache_salt(session.tenant_id),

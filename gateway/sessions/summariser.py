@@ -4,7 +4,7 @@ its own to another model. What comes back is not trusted: `compression.summarize
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,8 @@ from gateway.sessions.reader import AnswerReader
 from gateway.sessions.sizing import counter
 from gateway.sessions.snapshot import Snapshot, replica_for
 from gateway.sessions.windows import window_at
+from gateway.store.records import SessionRecord
+from gateway.store.usage_records import Amount, Kind
 
 BACKGROUND = 10  # GenerateRequest.priority: turns run first
 SOURCE_SHARE = 0.75  # of another model's window: what it is shown of the turns
@@ -51,10 +53,20 @@ def beside(session_name: str) -> str:
 
 
 class Summariser:
-    def __init__(self, fleet: Fleet, models: Models, *, timeout_s: float) -> None:
+    """`spent` hears of what engines computed for it: (session, model, kind, how much)."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        models: Models,
+        *,
+        timeout_s: float,
+        spent: Callable[[SessionRecord, str, Kind, Amount], object] = lambda *_: None,
+    ) -> None:
         self._fleet = fleet
         self._models = models
         self._timeout_s = timeout_s
+        self._spent = spent
 
     async def ask(
         self, taken: Snapshot, part: Range, *, name: str, salt: str, request_id: str, urgent: bool = False
@@ -82,19 +94,23 @@ class Summariser:
             if format.kind != "plain" or format.reasoning:
                 reader = AnswerReader(AnswerParser(tokens, prompt=prompt.delta, format=format), lambda kind: kind)
         asked = GenerateRequest(request_id, model, prompt, sampling, salt, 0 if urgent else BACKGROUND)
+        problem = ""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await _read(placement.replica, asked, reader)
         except TimeoutError:
-            return self._told(model, reader, f"no whole summary within {self._timeout_s:g} s")
+            problem = f"no whole summary within {self._timeout_s:g} s"
         except EngineError as error:
-            return self._told(model, reader, f"{placement.replica.name}: {error}")
-        return self._told(model, reader, "")
+            problem = f"{placement.replica.name}: {error}"
+        told = self._told(model, reader, problem)
+        amount = Amount(1, told.prompt_tokens, told.cached_tokens, told.output_tokens)
+        self._spent(taken.session, model, "summary", amount)
+        return told
 
     async def prefill(
         self,
         replica: Replica,
-        model: str,
+        session: SessionRecord,
         ids: bytes,
         *,
         name: str,
@@ -105,15 +121,18 @@ class Summariser:
     ) -> int:
         """Have the replica read these ids, so that the next prompt that begins with them finds them cached -> tokens
         that it had to compute. Raises EngineError, TimeoutError."""
-        reader = AnswerReader(None, lambda kind: kind)
+        reader, model = AnswerReader(None, lambda kind: kind), session.model
         prompt = replace(_whole(ids, name), system_tokens=system_tokens)
         asked = GenerateRequest(
             request_id, model, prompt, Sampling(1, temperature=0.0), salt, BACKGROUND, min_bits=min_bits
         )
         async with asyncio.timeout(self._timeout_s):
             await _read(replica, asked, reader)
-        usage = reader.usage
-        return len(ids) // 4 if usage is None else usage.prompt_tokens - (usage.cached_tokens or 0)
+        usage, read = reader.usage, len(ids) // 4
+        cached = 0 if usage is None else usage.cached_tokens or 0
+        prompt_tokens = read if usage is None else usage.prompt_tokens
+        self._spent(session, model, "prefill", Amount(1, prompt_tokens, cached))
+        return prompt_tokens - cached
 
     def _told(self, model: str, reader: AnswerReader, problem: str) -> Asked:
         usage, text = reader.usage, "".join(i.text for i in reader.answer.items(complete=True) if i.type == "message")

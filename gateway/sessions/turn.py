@@ -174,6 +174,7 @@ def _begin(room: TurnRoom, command: TurnCommand, history: History) -> BeginTurn:
         create=command.create if session is None else None,
         move_head=command.move_head,
         metadata=command.metadata,
+        key_id=command.key_id,
     )
 
 

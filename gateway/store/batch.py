@@ -23,6 +23,8 @@ from gateway.store.live import Key, lock_sessions, places, turns_by_key
 from gateway.store.prepared import run_many
 from gateway.store.reads import read_turns
 from gateway.store.records import HEAD, BeginOutcome, Begun, Known, LeaseLost, NewSession, UnknownTurn
+from gateway.store.usage import book, booked_of
+from gateway.store.usage_records import Account, Amount, amount_of, day_of
 
 Outcome = BeginOutcome | Exception | None
 
@@ -66,6 +68,7 @@ class _Round:
         self._now = now
         self._rows: dict[ClauseElement, list[dict[str, Any]]] = defaultdict(list)
         self._unmade: list[Key] = []  # sessions that a released turn had made
+        self._spent: list[tuple[Account, Amount]] = []
 
     def run(self, commands: Sequence[Command]) -> list[Outcome]:
         self._sessions = lock_sessions(self._connection, (command.key for command in commands))
@@ -169,6 +172,7 @@ class _Round:
                 "placement": "{}",
                 "prefix_report": "{}",
                 "metadata": command.notes,
+                "key_id": begin.key_id,
             }
         )
         self._rows[sql.INSERT_ITEM].extend(command.items)
@@ -200,6 +204,9 @@ class _Round:
         begin, place = command.turn, {"b_tenant": command.turn.tenant_id, "b_id": turn.id}
         if session.head == turn.id:
             session.head = turn.parent_id
+        if (booked := booked_of(self._connection, begin.tenant_id, turn.id)) is not None:
+            account, amount = booked
+            self._spent.append((account, -amount))  # it runs again, and is booked then
         self._lease(session, turn.id, begin.owner, begin.lease_s)
         for statement in (sql.DELETE_OUTPUT, sql.DELETE_EVENTS):
             self._rows[statement].append(place)
@@ -211,6 +218,7 @@ class _Round:
                 "model": begin.model,
                 "on_disconnect": begin.on_disconnect,
                 "metadata": command.notes,
+                "key_id": begin.key_id,
             }
         )
         return Begun(turn.seq, session.fence, turn.parent_id, reopened=True, turn_id=turn.id)
@@ -233,6 +241,10 @@ class _Round:
         self._free(session)
         self._rows[sql.FINISH_TURN].append(command.row | {"completed_at": self._now})
         self._rows[sql.INSERT_ITEM].extend(command.items)
+        if finish.spender is not None:
+            names = (finish.spender.key_id, session.user_ref or "", session.id, finish.spender.model)
+            account = Account(session.tenant_id, day_of(self._now), *names, "turn")
+            self._spent.append((account, amount_of(finish.usage)))
         return None
 
     def _landed(self, command: Finish) -> bool:
@@ -288,6 +300,7 @@ class _Round:
         for statement in sql.ORDER:
             if rows := self._rows.get(statement):
                 run_many(self._connection, statement, rows)
+        book(self._connection, self._spent)
         for key in self._unmade:
             delete_rows(self._connection, *key)
 

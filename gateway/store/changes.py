@@ -19,6 +19,7 @@ from gateway.store.records import (
 )
 from gateway.store.rows import encode, metadata_rows, session_row, storable
 from gateway.store.tables import session_metadata, sessions, turns
+from gateway.store.usage import move_user
 
 
 def create_session(connection: Connection, new: NewSession, now: float) -> SessionRecord:
@@ -91,6 +92,7 @@ def update_session(
     if "user_ref" in changes.set:
         mine = and_(turns.c.tenant_id == tenant_id, turns.c.session_id == session_id)
         connection.execute(update(turns).where(mine).values(user_ref=changes.set["user_ref"] or ""))
+        move_user(connection, tenant_id, session_id, changes.set["user_ref"] or "")
     return read_session(connection, tenant_id, session_id, min(now, changes.set.get("expires_at") or now))
 
 

@@ -11,6 +11,7 @@ from gateway.store.audit_records import AuditLine, expired
 from gateway.store.records import Receipt
 from gateway.store.rows import encode
 from gateway.store.tables import compactions, erasures, events, handovers, items, session_metadata, sessions, turns
+from gateway.store.usage import forget_names
 
 _TENANT: BindParameter[str] = bindparam("b_tenant")
 _SESSION: BindParameter[str] = bindparam("b_session")
@@ -60,4 +61,5 @@ def erase_expired_session(connection: Connection, tenant_id: str, session_id: st
 def delete_rows(connection: Connection, tenant_id: str, session_id: str) -> dict[str, int]:
     """Table -> rows deleted."""
     place = {"b_tenant": tenant_id, "b_session": session_id}
+    forget_names(connection, tenant_id, session_id)
     return {name: connection.execute(statement, place).rowcount for name, statement in _DELETES}

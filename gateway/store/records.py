@@ -19,6 +19,7 @@ from gateway.store.compaction_records import CompactionRunning as CompactionRunn
 from gateway.store.compaction_records import NewCompaction as NewCompaction
 from gateway.store.compaction_records import StandingView as StandingView
 from gateway.store.compaction_records import ViewMoved as ViewMoved
+from gateway.store.usage_records import Spender
 
 # Who made a session: the session API (conversations too), a session key, history matching, a response of its own.
 Origin = Literal["api", "chat", "matched", "responses"]
@@ -126,6 +127,7 @@ class BeginTurn:
     create: NewSession | None = None  # made in the same transaction when the session does not exist
     move_head: bool = True  # whether finish_turn makes this turn the head
     metadata: Mapping[str, Any] = field(default_factory=dict)  # what is told of it while it runs
+    key_id: str = ""  # of the API key that asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ class FinishTurn:
     error: Mapping[str, Any] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     move_head: bool = True
+    spender: Spender | None = None  # who the usage is booked on; None: nobody, as for a turn that is imported
 
 
 @dataclass(frozen=True, slots=True)

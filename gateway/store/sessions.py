@@ -44,6 +44,7 @@ from gateway.store.replica_store import ReplicaStore
 from gateway.store.responses import delete_response
 from gateway.store.schema import SchemaBehind, SchemaState, schema_state
 from gateway.store.tables import probe, turns
+from gateway.store.usage_store import UsageStore
 from gateway.store.writer import Writer
 
 EVERY = SessionFilter()
@@ -79,7 +80,7 @@ async def open_store(
         await database.close()
 
 
-class Store(AuditStore, CompactionStore, HandoverStore, ReplicaStore):
+class Store(AuditStore, CompactionStore, HandoverStore, ReplicaStore, UsageStore):
     """Made by `open_store`. `clock`: seconds since 1970; gateways on one database need clocks within a lease."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -93,6 +94,7 @@ class Store(AuditStore, CompactionStore, HandoverStore, ReplicaStore):
         """Write what waits. Called by `open_store`."""
         await self._writer.close()
         await self.flush_keys()
+        await self.flush_usage()
         if self._unscrubbed:
             await self._scrub()
 

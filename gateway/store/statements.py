@@ -150,7 +150,7 @@ FINISH_TURN = _turn_update(
     "output_ids",
 )
 LAPSE_TURN = _turn_update("status", "completed_at").where(turns.c.status == "in_progress")
-REOPEN_TURN = _turn_update("fence", "attempt", "model", "on_disconnect", "metadata").values(
+REOPEN_TURN = _turn_update("fence", "attempt", "model", "on_disconnect", "metadata", "key_id").values(
     status="in_progress",
     completed_at=None,
     finish_reason=None,

@@ -120,6 +120,7 @@ turns = Table(
     Column("prompt_ids", LargeBinary),
     Column("output_ids", LargeBinary),
     Column("pinned", Integer, nullable=False, server_default="0"),  # 0 or 1, which SQLite keeps in the row's header
+    Column("key_id", Text, nullable=False, server_default=""),  # of the API key that asked
     PrimaryKeyConstraint("tenant_id", "id"),
     UniqueConstraint("tenant_id", "session_id", "seq"),
     ForeignKeyConstraint(["tenant_id", "session_id"], ["sessions.tenant_id", "sessions.id"]),
@@ -318,4 +319,38 @@ replica_reports = Table(  # while a replica is drained: what each gateway still 
     Column("running", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
     PrimaryKeyConstraint("replica", "gateway"),
+)
+
+usage = Table(  # the ledger: a row for each day, key, end user, session, model and kind of work; counts outlive names
+    "usage",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("day", Integer, nullable=False),  # days since 1970, UTC
+    Column("session_id", Text, nullable=False),  # '' for none, and for one that was erased
+    Column("user_ref", Text, nullable=False),
+    Column("key_id", Text, nullable=False),  # '' for the gateway's own work
+    Column("model", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("count", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "day", "session_id", "user_ref", "key_id", "model", "kind"),
+)
+_of_session = usage.c.session_id != literal_column("''")
+Index(
+    "ix_usage_session",
+    usage.c.tenant_id,
+    usage.c.session_id,
+    sqlite_where=_of_session,
+    postgresql_where=_of_session,
+)
+Index("ix_usage_day", usage.c.day)
+
+usage_flushes = Table(  # the last number that each gateway wrote of what belongs to no transaction of a turn
+    "usage_flushes",
+    metadata,
+    Column("gateway", Text, primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
 )

@@ -88,6 +88,8 @@ def path_of(template: str) -> str:
 def scope_of(path: str) -> str:
     if path.startswith("/admin/"):
         return "admin"
+    if path == "/v1/usage":
+        return "read"
     return "sessions" if path.startswith(("/v1/sessions", "/v1/conversations")) else "chat"
 
 

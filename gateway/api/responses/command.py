@@ -29,6 +29,7 @@ from gateway.sessions.command import Ask, Input, OnDisconnect, Shape, TurnComman
 from gateway.sessions.items import check_answerable
 from gateway.sessions.terms import RESPONSE, system_of, tools_of
 from gateway.store.records import HEAD, NewSession, SessionRecord
+from gateway.tenancy import Identity
 
 BESIDE_S = 60.0  # a branch beside a response that is being answered waits this long for it
 OVERFLOW: dict[str, OnOverflow] = {"auto": "truncate", "disabled": "error"}
@@ -62,7 +63,7 @@ def ask_of(
 def command_of(
     request: Request,
     gateway: Gateway,
-    tenant_id: str,
+    caller: Identity,
     asked: ResponseCreate,
     body: bytes,
     items: tuple[Item, ...],
@@ -73,7 +74,9 @@ def command_of(
     session, saved, shape = place.session, asked.store is not False, response_shape(asked)
     key = idempotency_key_of(request) if saved else None
     command = TurnCommand(
-        tenant_id=tenant_id,
+        tenant_id=caller.tenant_id,
+        key_id=caller.key_id,
+        user_ref=asked.user or asked.safety_identifier,
         ask=ask_of(gateway, asked, items, session, shape),
         saved=saved,
         idempotency_key=key,
@@ -96,9 +99,8 @@ def command_of(
         )
     if not saved:
         return command
-    session_id = gateway.key_id_of(tenant_id, key) if key is not None else gateway.new_id("sess")
-    user_ref = asked.user or asked.safety_identifier
-    new = NewSession(session_id, tenant_id, command.ask.model, user_ref=user_ref, origin="responses")
+    session_id = gateway.key_id_of(caller.tenant_id, key) if key is not None else gateway.new_id("sess")
+    new = NewSession(session_id, caller.tenant_id, command.ask.model, user_ref=command.user_ref, origin="responses")
     return replace(command, session_id=session_id, create=new, parent=None)
 
 

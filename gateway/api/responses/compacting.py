@@ -66,7 +66,7 @@ async def compact(request: Request, caller: Caller) -> Response:
     model = asked.model or default_model(gateway)
 
     async def answer() -> Response:
-        return json_response(await _compacted(gateway, caller.tenant_id, model, items))
+        return json_response(await _compacted(gateway, caller, model, items))
 
     return Awaited(answer)
 
@@ -81,7 +81,7 @@ async def _items(gateway: Gateway, tenant_id: str, asked: CompactWindow) -> list
     return [*before, *await read_items(gateway.store, gateway.content_seal, tenant_id, new, param="input")]
 
 
-async def _compacted(gateway: Gateway, tenant_id: str, model: str, items: Sequence[Item]) -> dict[str, Any]:
+async def _compacted(gateway: Gateway, caller: Identity, model: str, items: Sequence[Item]) -> dict[str, Any]:
     turns = exchanges(split_system(items)[1])
     window = window_of(model, gateway.fleet, gateway.models) or DEFAULT_WINDOW
     budget = max(LEAST_TOKENS, min(TOKENS_PER_TURN * len(turns), window // SUMMARY_SHARE))
@@ -89,12 +89,12 @@ async def _compacted(gateway: Gateway, tenant_id: str, model: str, items: Sequen
     quoted = await asyncio.to_thread(
         standalone, turns, budget_tokens=budget, source_tokens=window // SOURCE_SHARE, count=count
     )
-    ended = await _asked(gateway, tenant_id, model, quoted, budget)
+    ended = await _asked(gateway, caller, model, quoted, budget)
     text = "".join(item.text for item in ended.output if item.type == "message") if ended is not None else None
     finished = ended is not None and ended.finish_reason == "stop"
     written = await asyncio.to_thread(write_segment, text, turns, budget_tokens=budget, count=count, finished=finished)
     made, now = gateway.new_id("cmp"), gateway.clock()
-    sealed = gateway.content_seal.seal(tenant_id, COMPACTION, {"text": written.text, "turns": len(turns)})
+    sealed = gateway.content_seal.seal(caller.tenant_id, COMPACTION, {"text": written.text, "turns": len(turns)})
     kept = [shown(f"{made}_{n}", item) for n, item in enumerate(items) if _stays(item)]
     usage = usage_json(Standing(made, made, None, model, now, usage=ended.usage if ended is not None else {}))
     return {
@@ -126,7 +126,7 @@ def exchanges(items: Sequence[Item]) -> list[Turn]:
 
 
 async def _asked(
-    gateway: Gateway, tenant_id: str, model: str, messages: Sequence[Mapping[str, str]], budget: int
+    gateway: Gateway, caller: Identity, model: str, messages: Sequence[Mapping[str, str]], budget: int
 ) -> TurnEnded | None:
     """What the model says; None where it cannot be asked, and statements are extracted instead."""
     ask = Ask(
@@ -135,8 +135,9 @@ async def _asked(
         system=messages[0]["content"],
         shape=Shape(max_tokens=budget + budget // 4, temperature=0.0),
     )
+    command = TurnCommand(caller.tenant_id, ask, caller.key_id, on_disconnect="cancel")
     try:
-        run = await start(gateway.room, TurnCommand(tenant_id, ask, on_disconnect="cancel"))
+        run = await start(gateway.room, command)
         with run.reading():
             ended = await run.wait_end()
     except GatewayError:

@@ -61,7 +61,7 @@ async def create(request: Request, caller: Caller) -> Response:
     items = await read_items(gateway.store, gateway.content_seal, caller.tenant_id, asked.input, param="input")
     if asked.store is not False:
         place = await with_model(gateway, place, asked.model)
-    command = command_of(request, gateway, caller.tenant_id, asked, body, items, place)
+    command = command_of(request, gateway, caller, asked, body, items, place)
     teller = Teller(gateway, caller.tenant_id)
     if asked.stream:
         return EventStream(_streamed(teller, command), heartbeat_s=gateway.settings.heartbeat_s)

@@ -13,8 +13,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from gateway.store.records import HEAD, BeginOutcome, BeginTurn, Begun, Busy, HeadMoved, Known, LeaseLost, TurnRecord
+from gateway.store.records import (
+    HEAD,
+    BeginOutcome,
+    BeginTurn,
+    Begun,
+    Busy,
+    HeadMoved,
+    Known,
+    LeaseLost,
+    SessionChanges,
+    TurnRecord,
+)
 from gateway.store.sessions import Store, open_store
+from gateway.store.usage_records import Amount, Spender, UsageQuery, amount_of
 from tests.gateway.store.conftest import Clock
 from tests.gateway.store.values import SESSION, begin, finish, said, session
 
@@ -139,6 +151,7 @@ class StoreMachine(RuleBasedStateMachine):
             idempotency_key=key,
             request_hash=hash,
             lease_s=LEASE_S,
+            key_id="tk-a",
             **where,
         )
         before = len(turns)
@@ -159,8 +172,11 @@ class StoreMachine(RuleBasedStateMachine):
         status=st.sampled_from(["completed", "completed", "incomplete", "failed"]),
         reason=st.sampled_from([None, "length"]),
         move_head=st.booleans(),
+        used=st.tuples(st.integers(0, 90), st.integers(0, 9), st.integers(0, 30)),
     )
-    def finish(self, pick: int, current: bool, status: str, reason: str | None, move_head: bool) -> None:
+    def finish(
+        self, pick: int, current: bool, status: str, reason: str | None, move_head: bool, used: tuple[int, int, int]
+    ) -> None:
         """By the holder, or by somebody who thinks to be it."""
         turns, model = self.model.turns, self.model
         turn = model.running if current and model.running else turns[pick % len(turns)]
@@ -174,6 +190,8 @@ class StoreMachine(RuleBasedStateMachine):
             finish_reason=reason,
             move_head=move_head,
             output=said("a", "assistant"),
+            usage=dict(zip(("prompt_tokens", "cached_tokens", "output_tokens"), used, strict=True)),
+            spender=Spender("tk-a", "small"),
         )
         try:
             self.runner.run(self.store.finish_turn(command))
@@ -199,7 +217,15 @@ class StoreMachine(RuleBasedStateMachine):
         if turn.seq == self.model.next_seq - 1:
             self.model.next_seq -= 1
 
-    @rule(seconds=st.sampled_from([1.0, LEASE_S]))
+    @rule(user=st.sampled_from(["ann", "bob"]))
+    def other_user(self, user: str) -> None:
+        self.runner.run(self.store.update_session(self.tenant, SESSION, None, SessionChanges({"user_ref": user})))
+
+    @rule(days=st.sampled_from([0, 3]))
+    def roll_up(self, days: int) -> None:
+        self.runner.run(self.store.roll_up_usage(days * 86_400.0))
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_S, 90_000.0]))
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds
 
@@ -228,12 +254,18 @@ class StoreMachine(RuleBasedStateMachine):
             (turn.id, turn.seq, turn.parent, turn.status, turn.key, turn.reason, turn.fence, 1, turn.answers)
             for turn in sorted(self.model.turns, key=lambda turn: turn.seq)
         ]
+        assert self.runner.run(booked(self.store, self.tenant)) == sum((amount_of(t.usage) for t in stored), Amount())
         record = self.runner.run(self.store.get_session(self.tenant, SESSION))
         assert record is not None
         assert (record.head_turn_id, record.next_seq) == (self.model.head, self.model.next_seq)
         if record.head_turn_id is not None:
             path = self.runner.run(self.store.path(self.tenant, SESSION, record.head_turn_id))
             assert [turn.turn.parent_id for turn in path] == [None, *(turn.turn.id for turn in path[:-1])]
+
+
+async def booked(store: Store, tenant: str) -> Amount:
+    page = await store.usage(UsageQuery(tenant, 0, 100_000, ("key", "user", "session")))
+    return sum((line.total("turn") for line in page.lines), Amount())
 
 
 def kind_of(outcome: BeginOutcome) -> str:

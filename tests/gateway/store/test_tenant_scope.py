@@ -130,6 +130,7 @@ CALLS: dict[str, list[Callable[[Store], Awaitable[object]]]] = {
     "revoke_key": [lambda store: store.revoke_key(OTHER, KEY.id)],
     "touch_key": [lambda store: _touch(store)],
     "add_tenant": [],  # makes a tenant, reads none
+    "month_tokens": [lambda store: _tokens(store)],
 }
 TAKE_COMMANDS = {
     "create_session",
@@ -143,6 +144,10 @@ TAKE_COMMANDS = {
 
 async def _sessions(store: Store) -> object:
     return (await store.list_sessions(OTHER)).sessions
+
+
+async def _tokens(store: Store) -> bool:
+    return await store.month_tokens(OTHER, None, 0) == 0
 
 
 async def _touch(store: Store) -> bool:
