@@ -24,14 +24,17 @@ from compression.budget import Policy
 from engines.contract import Engine
 from gateway.api import (
     admin,
+    audit,
     chat,
     compactions,
     completions,
     context,
     health,
+    keys,
     replicas,
     sessions,
     suspension,
+    tenants,
     transfer,
     turns,
     usage,
@@ -114,7 +117,9 @@ def create_app(
     app.state.metrics = Metrics()
     for module in (chat, counting, compacting, routes, conversations, messages, completions):
         app.include_router(module.router)
-    for module in (transfer, context, suspension, sessions, turns, compactions, usage, health, replicas, admin):
+    for module in (transfer, context, suspension, sessions, turns, compactions, usage, health, replicas):
+        app.include_router(module.router)
+    for module in (keys, tenants, audit, admin):
         app.include_router(module.router)
     app.add_exception_handler(GatewayError, on_gateway_error)
     app.add_exception_handler(HTTPException, on_http_error)

@@ -7,7 +7,20 @@ from collections.abc import Sequence
 
 import typer
 
-from gateway.commands import chat, check, engine, keys, migrate, models, replicas, serve, sessions, usage
+from gateway.commands import (
+    audit,
+    chat,
+    check,
+    engine,
+    keys,
+    migrate,
+    models,
+    replicas,
+    serve,
+    sessions,
+    tenants,
+    usage,
+)
 from gateway.commands.failure import CommandFailed
 
 app = typer.Typer(
@@ -23,9 +36,11 @@ app.command()(engine.engine)
 app.command()(migrate.migrate)
 app.command()(check.check)
 app.command()(chat.chat)
+app.command()(audit.audit)
 app.command()(usage.usage)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
+app.add_typer(tenants.app, name="tenants")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(replicas.app, name="replicas")
 

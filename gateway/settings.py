@@ -235,6 +235,13 @@ class Settings(BaseSettings):
         description="At least 32 characters; keys, cache salts and cursors derive from it. Gateways on one database "
         "need the same. Default: the file `secret` in `data_dir`, made at the first start (mode 0600).",
     )
+    key_grace_s: float = Field(
+        21_600.0,
+        ge=0,
+        le=2_592_000,
+        allow_inf_nan=False,
+        description="After a rotation that names no time, the old API key goes on working for so long.",
+    )
     audit_retention_s: Seconds = Field(
         31_536_000.0, description="How long a line of the audit log is kept; the default is a year."
     )

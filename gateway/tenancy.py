@@ -12,12 +12,12 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gateway.errors import Forbidden, Unauthorized
 from gateway.secrets import derive
-from gateway.store.records import KeyRecord
+from gateway.store.key_records import KeyRecord
 
 DEFAULT_TENANT = "default"
 SCOPES = frozenset({"chat", "sessions", "read", "admin"})
@@ -65,8 +65,8 @@ def new_key(
 
     Raises ValueError for a tenant name or a scope that cannot be.
     """
-    if not TENANT.fullmatch(tenant_id):
-        raise ValueError(f"a tenant's name is 1 to 64 of A-Z a-z 0-9 _ . - and not {tenant_id!r}")
+    if why := tenant_refusal(tenant_id):
+        raise ValueError(why)
     if unknown := scopes - SCOPES:
         raise ValueError(f"there is no scope {', '.join(sorted(unknown))}; there are {', '.join(sorted(SCOPES))}")
     key = "tk-" + random(32)
@@ -81,6 +81,21 @@ def new_key(
         revoked_at=None,
     )
     return key, record
+
+
+def tenant_refusal(tenant_id: str) -> str | None:
+    """Why no tenant can have that name; None: one can."""
+    if TENANT.fullmatch(tenant_id):
+        return None
+    return f"a tenant's name is 1 to 64 of A-Z a-z 0-9 _ . - and not {tenant_id[:100]!r}"
+
+
+def successor(secret: bytes, old: KeyRecord, *, now: float) -> tuple[str, KeyRecord]:
+    """A fresh API key for the tenant, name, scopes and end of `old`, to be shown once, and the record to store."""
+    key, record = new_key(
+        secret, tenant_id=old.tenant_id, name=old.name, scopes=old.scopes, now=now, expires_at=old.expires_at
+    )
+    return key, replace(record, replaces=old.id)
 
 
 def key_digest(secret: bytes, key: str) -> bytes:
@@ -100,7 +115,7 @@ def identify(digest: bytes, record: KeyRecord | None, now: float) -> Identity:
     """Whose key has this digest, by the record the store found for it. Raises Unauthorized, with the same words for
     a key that is unknown, revoked or past its time."""
     known = hmac.compare_digest(digest, record.digest if record else bytes(32))
-    if record is None or not known or record.revoked_at is not None or _past(record.expires_at, now):
+    if record is None or not known or not record.works(now):
         raise Unauthorized("this API key is unknown, revoked or past its time; `turnkeep keys create` makes a new one")
     return Identity(tenant_id=record.tenant_id, key_id=record.id, scopes=record.scopes)
 
@@ -139,7 +154,3 @@ def _name(key: bytes, *parts: str) -> str:
 def _digest(key: bytes, *parts: str) -> bytes:
     message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
     return hmac.digest(key, message, hashlib.sha256)
-
-
-def _past(expires_at: float | None, now: float) -> bool:
-    return expires_at is not None and expires_at <= now

@@ -13,7 +13,7 @@ from fastapi import Request
 from gateway.api.unasked import refuse_unasked
 from gateway.store.records import KeyRecord
 from gateway.store.sessions import Store
-from gateway.tenancy import LOCAL, Identity, identify, key_digest, key_of
+from gateway.tenancy import LOCAL, Identity, identify, key_digest, key_of, new_key, successor
 
 REMEMBERED_S = 2.0  # a revoked key works at most this much longer
 REMEMBERED_KEYS = 4096
@@ -44,6 +44,23 @@ class Access:
         identity = identify(known[1], known[2], now)
         self._store.touch_key(identity.tenant_id, identity.key_id)
         return identity
+
+    def new_key(
+        self, *, tenant_id: str, name: str, scopes: frozenset[str], expires_at: float | None
+    ) -> tuple[str, KeyRecord]:
+        """A fresh API key and the record to store. Raises ValueError for a tenant or a scope that cannot be."""
+        return new_key(
+            self._secret, tenant_id=tenant_id, name=name, scopes=scopes, now=self._clock(), expires_at=expires_at
+        )
+
+    def successor(self, old: KeyRecord) -> tuple[str, KeyRecord]:
+        """The same, to stand in the place of `old`."""
+        return successor(self._secret, old, now=self._clock())
+
+    def forget(self, key_id: str) -> None:
+        """Look this key up anew when it comes next: it was changed here just now."""
+        for key in [key for key in self._seen if key.startswith(key_id)]:
+            del self._seen[key]
 
 
 def authorization_of(request: Request) -> str | None:

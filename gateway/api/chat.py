@@ -34,6 +34,7 @@ from gateway.tenancy import Identity
 
 router = APIRouter(tags=["OpenAI-compatible"])
 Caller = Annotated[Identity, Depends(needs("chat"))]
+Reader = Annotated[Identity, Depends(needs("chat", "read"))]
 
 # OpenAI's list has no word for a turn that was stopped; `turnkeep.status` says so.
 FINISH: dict[str | None, str] = {"cancelled": "stop", "error": "stop", None: "stop"}
@@ -362,7 +363,7 @@ async def _stream(
     response_model=None,
     responses=answers(200, ModelList, errors=()),
 )
-async def models(request: Request, caller: Caller) -> Response:
+async def models(request: Request, caller: Reader) -> Response:
     gateway = gateway_of(request)
     data = [
         {

@@ -32,6 +32,7 @@ from gateway.tenancy import Identity
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["Compaction"])
 Caller = Annotated[Identity, Depends(needs("sessions"))]
+Reader = Annotated[Identity, Depends(needs("sessions", "read"))]
 T = TypeVar("T")
 FOLLOW_S = 0.5  # how often the store is asked for news
 STOP_LOOK_S = 0.2  # how often one who waits for a compaction looks whether the gateway shuts down
@@ -102,7 +103,7 @@ def _told(session: SessionRecord, outcome: Outcome | Plan | NoPlan) -> dict[str,
 )
 async def list_compactions(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     session_id: str,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     before: Annotated[int | None, Query(ge=0, lt=2**53, description="Only those with a smaller number.")] = None,
@@ -123,7 +124,7 @@ async def list_compactions(
 )
 async def stream_compactions(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     session_id: str,
     starting_after: Annotated[int, Query(ge=0, lt=2**31, description="The last sequence number seen.")] = 0,
     after: Annotated[
@@ -203,7 +204,7 @@ async def _compaction_of(gateway: Gateway, caller: Identity, session_id: str, id
     response_model=None,
     responses=answers(200, CompactionShape, errors=(404,)),
 )
-async def get_compaction(request: Request, caller: Caller, session_id: str, compaction: str) -> Response:
+async def get_compaction(request: Request, caller: Reader, session_id: str, compaction: str) -> Response:
     return json_response(compaction_json(await _compaction_of(gateway_of(request), caller, session_id, compaction)))
 
 

@@ -38,6 +38,7 @@ from gateway.tenancy import Identity
 
 router = APIRouter(prefix="/v1/sessions", tags=["Context"])
 Caller = Annotated[Identity, Depends(needs("sessions"))]
+Reader = Annotated[Identity, Depends(needs("sessions", "read"))]
 
 
 async def _prepared(gateway: Gateway, session: SessionRecord, ask: Ask, history: History) -> Prepared:
@@ -71,7 +72,7 @@ def _ask(gateway: Gateway, session: SessionRecord, inputs: tuple[Input, ...], in
 )
 async def context(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     session_id: str,
     draft: Annotated[str, Query(max_length=4000, description="A user message to add; `count` takes longer ones.")] = "",
 ) -> Response:

@@ -60,6 +60,8 @@ PARAMETERS = {
     "response_id": "The response's id, as its answer told it.",
     "conversation_id": "The conversation's id; any session's is one.",
     "item_id": "The item's id, as lists tell it.",
+    "key_id": "The key's first eleven characters, as lists tell them.",
+    "tenant": "The tenant's id.",
 }
 
 

@@ -35,6 +35,7 @@ from gateway.tenancy import Identity
 
 router = APIRouter(prefix="/v1/sessions", tags=["Sessions"])
 Caller = Annotated[Identity, Depends(needs("sessions"))]
+Reader = Annotated[Identity, Depends(needs("sessions", "read"))]
 REQUEST_MARK = "request_sha256"  # in the policy of a session made under an Idempotency-Key; not shown
 
 
@@ -167,7 +168,7 @@ BY_METADATA = {
 )
 async def list_sessions(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     limit: Limit = 20,
     cursor: Annotated[str | None, Query(max_length=1024)] = None,
     user_ref: Word = None,
@@ -202,7 +203,7 @@ async def list_sessions(
     response_model=None,
     responses=answers(200, SessionShape, errors=(404,)),
 )
-async def get_session(request: Request, caller: Caller, session_id: str) -> Response:
+async def get_session(request: Request, caller: Reader, session_id: str) -> Response:
     return session_response(await session_of(gateway_of(request), caller, session_id))
 
 

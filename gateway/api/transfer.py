@@ -37,6 +37,7 @@ from gateway.tenancy import Identity
 
 router = APIRouter(prefix="/v1/sessions", tags=["Sessions"])
 Caller = Annotated[Identity, Depends(needs("sessions"))]
+Reader = Annotated[Identity, Depends(needs("sessions", "read"))]
 PAGE = 100
 LINES = "application/x-ndjson"
 IMPORT_TYPES = frozenset({LINES, "application/jsonl", "application/json"})
@@ -48,7 +49,7 @@ IMPORT_TYPES = frozenset({LINES, "application/jsonl", "application/json"})
     response_model=None,
     responses=answers(200, None, media_type=LINES, errors=(404,)),
 )
-async def export(request: Request, caller: Caller, session_id: str) -> Response:
+async def export(request: Request, caller: Reader, session_id: str) -> Response:
     """First the session, then each turn with its items in OpenAI's shapes, branches included, in order of seq; last the
     compaction through which the head is seen, where there is one."""
     gateway = gateway_of(request)

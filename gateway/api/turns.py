@@ -36,6 +36,7 @@ from gateway.tenancy import Identity
 
 router = APIRouter(prefix="/v1/sessions/{session_id}", tags=["Turns"])
 Caller = Annotated[Identity, Depends(needs("sessions"))]
+Reader = Annotated[Identity, Depends(needs("sessions", "read"))]
 HANDED_OVER = "session.turn.handed_over"
 TURN_ERRORS = (400, 404, 409, 413, 415, 422, 429, 502, 503, 504)
 
@@ -203,7 +204,7 @@ async def turn_of(gateway: Gateway, session: SessionRecord, turn: str) -> TurnRe
 )
 async def list_turns(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     session_id: str,
     after: Annotated[int | None, Query(ge=0, lt=2**53, description="Only turns with a larger seq.")] = None,
     before: Annotated[int | None, Query(ge=0, lt=2**53, description="Only turns with a smaller seq.")] = None,
@@ -242,7 +243,7 @@ async def list_turns(
 )
 async def get_turn(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     session_id: str,
     turn: str,
     include: Annotated[str | None, Query(pattern="^token_ids$")] = None,
@@ -318,7 +319,7 @@ async def cancel(request: Request, caller: Caller, session_id: str, turn: str) -
 )
 async def stream_turn(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     session_id: str,
     turn: str,
     starting_after: Annotated[int, Query(ge=0, lt=2**31, description="The last sequence number seen.")] = 0,
@@ -327,7 +328,7 @@ async def stream_turn(
     gateway = gateway_of(request)
     session = await session_of(gateway, caller, session_id)
     record = await turn_of(gateway, session, turn)
-    return _resume(request, gateway, record, starting_after)
+    return _resume(request, gateway, record, starting_after, caller)
 
 
 @router.get(
@@ -338,7 +339,7 @@ async def stream_turn(
 )
 async def stream_session(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     session_id: str,
     starting_after: Annotated[int, Query(ge=0, lt=2**31)] = 0,
 ) -> Response:
@@ -347,14 +348,14 @@ async def stream_session(
     newest = await gateway.store.list_turns(caller.tenant_id, session_id, order="desc", limit=1)
     if not newest:
         raise NotFound("this session has no turn yet", code="turn_not_found")
-    return _resume(request, gateway, newest[0], starting_after)
+    return _resume(request, gateway, newest[0], starting_after, caller)
 
 
-def _resume(request: Request, gateway: Gateway, record: TurnRecord, starting_after: int) -> Response:
+def _resume(request: Request, gateway: Gateway, record: TurnRecord, starting_after: int, caller: Identity) -> Response:
     after = last_event_id(request, starting_after)
 
     async def source() -> AsyncGenerator[bytes, None]:
-        async with aclosing(resumed(gateway.room, record, after)) as events:
+        async with aclosing(resumed(gateway.room, record, after, watching=caller.only_reads)) as events:
             async for seq, kind, data in events:
                 yield event(data, name=kind, id=seq)
 
@@ -367,7 +368,7 @@ def _resume(request: Request, gateway: Gateway, record: TurnRecord, starting_aft
     response_model=None,
     responses=answers(200, TurnList, errors=(404,)),
 )
-async def branches(request: Request, caller: Caller, session_id: str) -> Response:
+async def branches(request: Request, caller: Reader, session_id: str) -> Response:
     """Every turn that no other goes on from, newest first."""
     gateway = gateway_of(request)
     session = await session_of(gateway, caller, session_id)

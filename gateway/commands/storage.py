@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from gateway.commands.failure import CommandFailed, ExitCode
 from gateway.secrets import SecretUnusable, load_secret
 from gateway.settings import Settings, masked_url
+from gateway.store.audit_records import by_command
 from gateway.store.records import StoreUnavailable
 from gateway.tenancy import SCOPES, new_key
 
@@ -57,13 +58,25 @@ def first_key(settings: Settings, secret: bytes) -> str | None:
         return None
 
     async def add(store: Store) -> str | None:
-        if await store.list_keys():
+        if (await store.list_keys(limit=1)).keys:
             return None
         key, record = new_key(secret, name="first run", scopes=SCOPES, now=time.time())
-        await store.add_key(record)
+        line = by_command("key.create", record.id, record.tenant_id, scopes=" ".join(sorted(SCOPES)))
+        await store.add_key(record, line=line)
         return key
 
     return with_store(settings, add)
+
+
+async def every_page(read: Callable[[str | None], Awaitable[tuple[Sequence[T], str | None]]]) -> list[T]:
+    """All that a list holds, page after page. `read`: the cursor of a page -> the page, and the next one's."""
+    found: list[T] = []
+    cursor: str | None = None
+    while True:
+        page, cursor = await read(cursor)
+        found += page
+        if cursor is None:
+            return found
 
 
 def _run(settings: Settings, work: Awaitable[T]) -> T:

@@ -26,11 +26,15 @@ TERMINAL_WAIT_S = 2.0  # a turn that ended without its last event stored gets th
 Told = tuple[int, str, bytes]  # sequence number, event type, JSON
 
 
-async def resumed(room: TurnRoom, record: TurnRecord, after: int) -> AsyncGenerator[Told, None]:
-    """Every event past `after`, once and in order. The last one is terminal, unless the reader has that already."""
+async def resumed(
+    room: TurnRoom, record: TurnRecord, after: int, *, watching: bool = False
+) -> AsyncGenerator[Told, None]:
+    """Every event past `after`, once and in order. The last one is terminal, unless the reader has that already.
+
+    `watching`: the reader counts as none (see `TurnRun.follow`)."""
     run = room.registry.find(record.tenant_id, record.turn.id, record.fence)
     if run is not None:
-        async with aclosing(_live(run, after)) as live:
+        async with aclosing(_live(run, after, watching)) as live:
             async for told in live:
                 yield told
         return
@@ -44,7 +48,7 @@ async def resumed(room: TurnRoom, record: TurnRecord, after: int) -> AsyncGenera
     current = await room.store.get_turn(record.tenant_id, record.session_id, record.turn.id)
     run = _here(room, current)
     if run is not None and current is not None and (current.attempt == record.attempt or not seen):  # it came here
-        async with aclosing(_live(run, seen)) as live:
+        async with aclosing(_live(run, seen, watching)) as live:
             async for told in live:
                 yield told
         return
@@ -62,8 +66,8 @@ async def resumed(room: TurnRoom, record: TurnRecord, after: int) -> AsyncGenera
         yield _last(max(seen, all_stored[-1][0]) + 1, ended(current))
 
 
-async def _live(run: TurnRun, after: int) -> AsyncGenerator[Told, None]:
-    async with aclosing(run.follow(after)) as live:
+async def _live(run: TurnRun, after: int, watching: bool) -> AsyncGenerator[Told, None]:
+    async with aclosing(run.follow(after, watching=watching)) as live:
         async for seq, event in live:
             yield seq, event_type(event), event_json(seq, event)
 

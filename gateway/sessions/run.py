@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -155,10 +155,11 @@ class TurnRun:
             self._readers -= 1
             self.left_alone()
 
-    async def follow(self, after: int = 0) -> AsyncGenerator[tuple[int, TurnEvent], None]:
-        """(sequence number, event) for every event past `after`, to the end, as one of its readers."""
+    async def follow(self, after: int = 0, *, watching: bool = False) -> AsyncGenerator[tuple[int, TurnEvent], None]:
+        """(sequence number, event) for every event past `after`, to the end, as one of its readers; `watching`: without
+        counting as one, so that neither staying nor leaving changes what becomes of the turn."""
         at = after
-        with self.reading():
+        with nullcontext() if watching else self.reading():
             while True:
                 await self.wait_beyond(at)
                 if at >= len(self.events):  # it has ended, and the reader has seen as much, or asks for more than was

@@ -19,6 +19,7 @@ from gateway.store.compaction_records import CompactionRunning as CompactionRunn
 from gateway.store.compaction_records import NewCompaction as NewCompaction
 from gateway.store.compaction_records import StandingView as StandingView
 from gateway.store.compaction_records import ViewMoved as ViewMoved
+from gateway.store.key_records import KeyRecord as KeyRecord
 from gateway.store.usage_records import Spender
 
 # Who made a session: the session API (conversations too), a session key, history matching, a response of its own.
@@ -185,19 +186,6 @@ class FinishTurn:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     move_head: bool = True
     spender: Spender | None = None  # who the usage is booked on; None: nobody, as for a turn that is imported
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
-    id: str  # shown to people: the key's first characters
-    tenant_id: str
-    name: str
-    digest: bytes  # HMAC-SHA-256 of the secret; the secret itself is stored nowhere
-    scopes: frozenset[str]  # "chat", "sessions", "admin", "read"
-    created_at: float
-    expires_at: float | None
-    revoked_at: float | None
-    last_used_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,11 @@ from gateway.store.compaction_store import CompactionStore
 from gateway.store.database import Database, connect, normalise
 from gateway.store.erase import erase_session
 from gateway.store.handovers import HandoverStore
+from gateway.store.key_store import KeyStore
 from gateway.store.records import (
     BeginOutcome,
     BeginTurn,
     FinishTurn,
-    KeyRecord,
     NewSession,
     Overview,
     Receipt,
@@ -80,14 +80,13 @@ async def open_store(
         await database.close()
 
 
-class Store(AuditStore, CompactionStore, HandoverStore, ReplicaStore, UsageStore):
+class Store(KeyStore, AuditStore, CompactionStore, HandoverStore, ReplicaStore, UsageStore):
     """Made by `open_store`. `clock`: seconds since 1970; gateways on one database need clocks within a lease."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         super().__init__(database, clock)
         self._writer = Writer(database, clock)
         self._writer.start()
-        self._used_keys: dict[tuple[str, str], float] = {}
         self._unscrubbed = False
 
     async def close(self) -> None:
@@ -289,41 +288,6 @@ class Store(AuditStore, CompactionStore, HandoverStore, ReplicaStore, UsageStore
     async def forget_keys(self, before: float) -> int:
         """Let idempotency keys of turns begun before `before` be used anew; how many."""
         return await self._count(lambda c: sweep.forget_keys(c, before))
-
-    # ---- keys, tenants
-
-    async def add_key(self, key: KeyRecord) -> None:
-        """Raises DuplicateId."""
-        await self._write(lambda c: keys.add_key(c, key, self._clock()))
-
-    async def find_key(self, digest: bytes) -> KeyRecord | None:
-        """In any state: whether it is revoked or over is the caller's to judge."""
-        return await self._read(lambda c: keys.find_key(c, digest))
-
-    async def list_keys(self, tenant_id: str | None = None) -> tuple[KeyRecord, ...]:
-        return await self._read(lambda c: keys.list_keys(c, tenant_id))
-
-    async def revoke_key(self, tenant_id: str, key_id: str) -> bool:
-        """False: there is no such key."""
-        return await self._write(lambda c: keys.revoke_key(c, tenant_id, key_id, self._clock()))
-
-    def touch_key(self, tenant_id: str, key_id: str) -> None:
-        """Note that the key was used now; `flush_keys` writes it."""
-        self._used_keys[tenant_id, key_id] = self._clock()
-
-    async def flush_keys(self) -> None:
-        """Write when keys were last used; the gateway calls it from time to time, `close` at the end."""
-        if self._used_keys:
-            used, self._used_keys = self._used_keys, {}
-            await self._write(lambda c: keys.touch_keys(c, used))
-
-    async def add_tenant(self, tenant_id: str, name: str) -> bool:
-        """False: it was there already."""
-        return await self._write(lambda c: keys.add_tenant(c, tenant_id, name, self._clock()))
-
-    async def list_tenants(self) -> tuple[tuple[str, str], ...]:
-        """(id, name)"""
-        return await self._read(keys.list_tenants)
 
     # ---- for operators: across tenants
 

@@ -127,13 +127,13 @@ def test_a_key_is_made_listed_and_revoked(capsys: pytest.CaptureFixture[str]) ->
     made = json.loads(run(capsys, "keys", "create", "boss", "--admin", "--json")[1])
     assert "admin" in made["scopes"]
     listed = json.loads(run(capsys, "keys", "list", "--json")[1])
-    assert [entry["name"] for entry in listed] == ["laptop", "boss"]
-    assert listed[0]["expires_at"] - listed[0]["created_at"] == 2 * 86_400
+    assert [entry["name"] for entry in listed] == ["boss", "laptop"]
+    assert listed[1]["expires_at"] - listed[1]["created_at"] == 2 * 86_400
     assert key not in json.dumps(listed)
     assert run(capsys, "keys", "revoke", key[:11] + "...")[0] == 0
     rows = run(capsys, "keys", "list")[1].splitlines()
-    assert "revoked" in rows[1]
-    assert "good" in rows[2]
+    assert "good" in rows[1]
+    assert "revoked" in rows[2]
     assert run(capsys, "keys", "revoke", "tk-unknown0")[0] == ExitCode.REFUSED
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fastapi.routing import APIRoute
@@ -11,6 +13,7 @@ from starlette.routing import BaseRoute
 
 from gateway.app import create_app
 from gateway.settings import Settings
+from gateway.tenancy import SCOPES
 from tests.gateway.api.refusal import nothing_saved, refused
 from tests.gateway.served import Served, served
 
@@ -39,6 +42,9 @@ def flat(routes: list[BaseRoute]) -> Iterator[BaseRoute]:
 APP_ROUTES = list(flat(create_app(Settings(auth=False)).routes))
 CALLS = sorted((method, route.path) for route in APP_ROUTES for method in getattr(route, "methods", ()) - {"HEAD"})  # type: ignore[attr-defined]
 CLOSED = [call for call in CALLS if call[1] not in OPEN]
+PAGE = (Path(__file__).parents[2] / "docs" / "tenants.md").read_text()
+ROW = re.compile(r"^\| `([A-Z]+) (/\S*)` \| ([a-z, ]+) \|$", re.MULTILINE)
+SCOPES_OF = {(method, path): frozenset(told.split(", ")) for method, path, told in ROW.findall(PAGE)}
 KEYLESS = ("none", "empty", "basic", "unknown", "malformed", "long", "revoked", "expired")
 
 
@@ -75,6 +81,8 @@ NAMED = {
     "{item_id}": "msg_none",
     "{name}": "none",
     "{compaction}": "cmp_none",
+    "{key_id}": "tk-AAAAAAAA",
+    "{tenant}": "none",
 }
 
 
@@ -85,12 +93,18 @@ def path_of(template: str) -> str:
     return template
 
 
-def scope_of(path: str) -> str:
-    if path.startswith("/admin/"):
-        return "admin"
-    if path == "/v1/usage":
-        return "read"
-    return "sessions" if path.startswith(("/v1/sessions", "/v1/conversations")) else "chat"
+def test_every_route_has_a_row_with_its_scopes_in_the_docs_and_no_other_has_one() -> None:
+    missing = [f"| `{method} {path}` | SCOPES |" for method, path in CLOSED if (method, path) not in SCOPES_OF]
+    assert not missing, f"put a row into docs/tenants.md for: {missing}"
+    assert set(SCOPES_OF) == set(CLOSED)
+    assert frozenset().union(*SCOPES_OF.values()) == SCOPES
+
+
+def test_a_key_that_only_reads_changes_nothing_and_sees_no_other_tenant() -> None:
+    opened = {(method, path) for (method, path), scopes in SCOPES_OF.items() if "read" in scopes}
+    assert {method for method, _ in opened} == {"GET"}
+    assert {path.split("/")[1] for _, path in opened} == {"v1"}
+    assert opened == {(method, path) for method, path in CLOSED if method == "GET" and path.startswith("/v1/")}
 
 
 def test_every_route_is_in_the_matrix() -> None:
@@ -123,15 +137,14 @@ def test_without_a_good_key_nothing_is_answered_or_done(
 def test_a_key_without_the_scope_is_forbidden(
     gateway: Served, keys: dict[str, dict[str, str]], method: str, path: str
 ) -> None:
-    needed = scope_of(path)
     with nothing_saved(gateway):
-        for kind in {"chat", "sessions", "read"} - {needed}:
+        for kind in {"chat", "sessions", "read"} - SCOPES_OF[method, path]:
             refused(gateway.client.request(method, path_of(path), headers=keys[kind]), 403, "insufficient_scope")
 
 
 @pytest.mark.parametrize(("method", "path"), [call for call in CLOSED if call[1] != "/admin/v1/live"])
 def test_the_scope_and_admin_open_it(gateway: Served, keys: dict[str, dict[str, str]], method: str, path: str) -> None:
-    for kind in {scope_of(path), "admin"}:
+    for kind in SCOPES_OF[method, path] | {"admin"}:
         answer = gateway.client.request(method, path_of(path), headers={**keys[kind], "if-match": "*"}, content=b"[]")
         assert answer.status_code not in (401, 403, 405), answer.text
         assert answer.status_code < 500, answer.text

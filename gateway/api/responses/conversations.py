@@ -36,6 +36,7 @@ from gateway.tenancy import Identity
 
 router = APIRouter(prefix="/v1/conversations", tags=["OpenAI-compatible"])
 Caller = Annotated[Identity, Depends(needs("sessions"))]
+Reader = Annotated[Identity, Depends(needs("sessions", "read"))]
 PAGE = 100  # turns that are read at a time
 
 
@@ -81,7 +82,7 @@ async def _items(gateway: Gateway, caller: Identity, value: list[Any]) -> tuple[
     response_model=None,
     responses=answers(200, ConversationShape, errors=(404,)),
 )
-async def get(request: Request, caller: Caller, conversation_id: str) -> Response:
+async def get(request: Request, caller: Reader, conversation_id: str) -> Response:
     return json_response(_json(await found_conversation(gateway_of(request), caller.tenant_id, conversation_id)))
 
 
@@ -154,7 +155,7 @@ async def create_items(
 )
 async def list_items(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     conversation_id: str,
     after: After = None,
     limit: Limit = 20,
@@ -223,7 +224,7 @@ async def _turn_of(gateway: Gateway, session: SessionRecord, item_id: str, *, pa
 )
 async def get_item(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     conversation_id: str,
     item_id: str,
     include: Include = None,

@@ -37,6 +37,7 @@ from gateway.tenancy import Identity
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI-compatible"])
 Caller = Annotated[Identity, Depends(needs("chat"))]
+Reader = Annotated[Identity, Depends(needs("chat", "read"))]
 STOPS_WITHIN_S = 3.0  # a cancel waits this long for the end that it asked for
 LOOKS_EVERY_S = 0.1
 
@@ -101,7 +102,7 @@ async def _ended(run: TurnRun) -> None:
 )
 async def get(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     response_id: str,
     stream: Annotated[bool, Query(description="Its events, while it runs and afterwards.")] = False,
     starting_after: Annotated[int | None, Query(ge=0, lt=2**31, description="The last sequence_number seen.")] = None,
@@ -120,7 +121,7 @@ async def get(
     if not stream:
         return json_response(teller.of_record(record))
     after = last_event_id(request, -1 if starting_after is None else starting_after)
-    source = teller.again(record, None if after < 0 else after)
+    source = teller.again(record, None if after < 0 else after, watching=caller.only_reads)
     return EventStream(source, heartbeat_s=gateway.settings.heartbeat_s)
 
 
@@ -186,7 +187,7 @@ async def delete(request: Request, caller: Caller, response_id: str) -> Response
 )
 async def input_items(
     request: Request,
-    caller: Caller,
+    caller: Reader,
     response_id: str,
     after: After = None,
     limit: Limit = 20,

@@ -99,10 +99,13 @@ class Teller:
         again = f"{error.message}: GET /v1/responses/{self.name(run.turn_id)}?stream=true&starting_after={last}"
         return {"type": "error", "sequence_number": last, "code": error.code, "message": again, "param": None}
 
-    async def again(self, record: TurnRecord, after: int | None) -> AsyncGenerator[bytes, None]:
-        """The stream past the number `after`, wherever the turn runs or ran. Always ends in its last event."""
+    async def again(
+        self, record: TurnRecord, after: int | None, *, watching: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        """The stream past the number `after`, wherever the turn runs or ran. Always ends in its last event. `watching`:
+        the reader counts as none."""
         told, last = self.events(record.metadata.get(RESPONSE) or {}, record.completed_at), None
-        async with aclosing(resumed(self.gateway.room, record, 0)) as events:
+        async with aclosing(resumed(self.gateway.room, record, 0, watching=watching)) as events:
             async for _, _, data in events:
                 known = read(data)
                 for made in told.of(known) if known is not None else ():

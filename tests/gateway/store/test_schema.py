@@ -47,7 +47,7 @@ async def test_blank_to_head_is_what_the_tables_say(empty_url: str) -> None:
     assert await ask(empty_url, differences) == []
     assert await migrate(empty_url) == HEAD
     async with open_store(empty_url) as store:
-        assert await store.list_tenants() == (("default", "default"),)
+        assert [tenant.id for tenant in (await store.list_tenants()).tenants] == ["default"]
 
 
 async def test_down_to_nothing_and_up_again(empty_url: str) -> None:

@@ -126,11 +126,12 @@ CALLS: dict[str, list[Callable[[Store], Awaitable[object]]]] = {
     "pin_turn": [lambda store: store.pin_turn(OTHER, SESSION, "t1", True)],
     "take_back_turn": [lambda store: store.take_back_turn(OTHER, "t2", 2)],
     "rehome": [lambda store: store.rehome(OTHER, SESSION, "t1", {"replica": "b"})],
-    "list_keys": [lambda store: store.list_keys(OTHER)],
+    "list_keys": [lambda store: _keys(store)],
     "revoke_key": [lambda store: store.revoke_key(OTHER, KEY.id)],
     "touch_key": [lambda store: _touch(store)],
     "add_tenant": [],  # makes a tenant, reads none
     "month_tokens": [lambda store: _tokens(store)],
+    "get_tenant": [lambda store: store.get_tenant(OTHER)],
 }
 TAKE_COMMANDS = {
     "create_session",
@@ -148,6 +149,10 @@ async def _sessions(store: Store) -> object:
 
 async def _tokens(store: Store) -> bool:
     return await store.month_tokens(OTHER, None, 0) == 0
+
+
+async def _keys(store: Store) -> object:
+    return (await store.list_keys(OTHER)).keys
 
 
 async def _touch(store: Store) -> bool:
