@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engines.contract import Delta, EngineLost
+from tests.quick_server import QuickServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class LiveServer:
         config = uvicorn.Config(
             app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", timeout_graceful_shutdown=1
         )
-        self._server = uvicorn.Server(config)
+        self._server = QuickServer(config)
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.port = 0

@@ -20,6 +20,7 @@ from engines.echo import ECHO_MODEL_DIR, EchoEngine
 from gateway.api.wire import BoundedHttp
 from gateway.app import create_app
 from gateway.settings import Settings
+from tests.quick_server import QuickServer
 
 MODEL = "echo"
 
@@ -65,10 +66,10 @@ async def live_gateway(
         **settings,
     }
     app = create_app(Settings(**given), engines=engines)
-    with socket.socket() as listener:
+    with socket.socket(proto=socket.IPPROTO_TCP) as listener:  # said, or asyncio leaves Nagle on
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = uvicorn.Server(
+        server = QuickServer(
             uvicorn.Config(app, http=BoundedHttp, log_config=None, access_log=False, timeout_graceful_shutdown=2)
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
