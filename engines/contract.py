@@ -275,8 +275,13 @@ class Engine(Protocol):
         """Ids of `text` by the engine's own tokenizer, special tokens parsed; None where it has no such call."""
         ...
 
-    async def forget(self, session: str) -> None:
-        """Drop, and zero, what the replica keeps under this session's name; nothing where it keeps none."""
+    async def forget(self, session: str, salt: str) -> dict[str, int] | None:
+        """Drop, and zero, what the replica keeps under this session's name and cache salt -> blocks that went, by where
+        they lay (device, host, disk, remote); all 0, or none named, where it kept nothing.
+
+        None: it keeps nothing by a session's name, so it cannot be asked. What it cached of the prompts goes when
+        others take its place.
+        """
         ...
 
     async def aclose(self) -> None: ...

@@ -160,9 +160,10 @@ class EchoEngine:
         """The text of `ids`, special tokens spelt out."""
         return decode(ids)
 
-    async def forget(self, session: str) -> None:
-        self.paths.forget(session)
+    async def forget(self, session: str, salt: str) -> dict[str, int]:
+        gone = self.paths.forget(session, salt)
         self._tell()
+        return {"device": gone}
 
     def kv_feed(self) -> AsyncGenerator[FeedItem, None] | None:
         return self._kv.feed() if self._kv is not None else None

@@ -95,10 +95,10 @@ class PathStore:
         self._grow(path, key[1])
         self._evict(key)
 
-    def forget(self, session: str) -> int:
-        """Drop the session's paths under every salt; how many blocks that freed."""
+    def forget(self, session: str, salt: str) -> int:
+        """Drop the session's path; how many blocks that freed."""
         before = self.cached_blocks
-        for key in [key for key in self._paths if key[0] == session]:
+        for key in [key for key in self._paths if key[:2] == (session, salt)]:
             self._drop(key)
         return before - self.cached_blocks
 

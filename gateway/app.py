@@ -7,6 +7,7 @@ lifespan   store -> leases of an earlier life voided -> fleet -> embedded engine
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -29,6 +30,7 @@ from gateway.api import (
     compactions,
     completions,
     context,
+    erasures,
     health,
     keys,
     replicas,
@@ -63,8 +65,10 @@ from gateway.secrets import derive, load_secret
 from gateway.sessions.compaction import Compactions
 from gateway.sessions.compaction_room import CompactionRoom
 from gateway.sessions.draining import Drains
+from gateway.sessions.erasing import go_on
 from gateway.sessions.handover import TAKE_EVERY_S
 from gateway.sessions.models import Models
+from gateway.sessions.places import Places
 from gateway.sessions.registry import Registry
 from gateway.sessions.room import TurnRoom
 from gateway.sessions.summariser import Summariser
@@ -74,7 +78,7 @@ from gateway.store.records import SessionRecord
 from gateway.store.schema import migrate
 from gateway.store.sessions import Store, open_store
 from gateway.store.usage_records import Account, Amount, Kind, day_of
-from gateway.tenancy import affinities, cache_salt, response_checks
+from gateway.tenancy import affinities, cache_salt, response_checks, subjects
 
 log = structlog.get_logger(__name__)
 
@@ -117,9 +121,9 @@ def create_app(
     app.state.metrics = Metrics()
     for module in (chat, counting, compacting, routes, conversations, messages, completions):
         app.include_router(module.router)
-    for module in (transfer, context, suspension, sessions, turns, compactions, usage, health, replicas):
+    for module in (transfer, context, suspension, sessions, erasures, turns, compactions, usage, health):
         app.include_router(module.router)
-    for module in (keys, tenants, audit, admin):
+    for module in (replicas, keys, tenants, audit, admin):
         app.include_router(module.router)
     app.add_exception_handler(GatewayError, on_gateway_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -203,7 +207,11 @@ async def _wire(
         store, fleet, settings if engines is None else settings.model_copy(update={"upstreams": ()}), secret=secret
     )
     fleet.find = roster.find
+    places = Places(room, gateway=settings.gateway_name, gone_after_s=settings.replica_gone_s)
+    kept = settings.engine_kv_dir is not None
+    roster.on_joining = lambda replica, own: places.joins(replica, own, lasts=not own or kept)
     roster.on_draining = lambda replica: registry.heads.forget_at(replica.name)
+    await stack.enter_async_context(places.running())
     await stack.enter_async_context(roster.running())
     await _join_engines(settings, engines, roster, stack)
     await stack.enter_async_context(registry.leases_kept())
@@ -215,7 +223,7 @@ async def _wire(
     await stack.enter_async_context(repeated(stopped, every_s=STOP_SEEN_S, name="stop-watch"))
     await stack.enter_async_context(repeated(partial(take_offers, room), every_s=TAKE_EVERY_S, name="handovers"))
     await stack.enter_async_context(repeated(store.flush_usage, every_s=FLUSH_EVERY_S, name="usage-flush"))
-    sweep = partial(_sweep, store, room, settings, clock)
+    sweep = partial(_sweep, store, room, places, settings, clock)
     await stack.enter_async_context(repeated(sweep, every_s=SWEEP_EVERY_S, name="store-sweep"))
     return Gateway(
         settings=settings,
@@ -229,6 +237,8 @@ async def _wire(
         access=Access(store, secret, auth=settings.auth, clock=clock),
         clock=clock,
         new_id=new_id,
+        places=places,
+        subject_of=subjects(secret),
         key_id_of=lambda tenant, key: derived_id(idempotency, "sess", tenant, key),
         response_ids=ResponseIds(response_checks(secret)),
         content_seal=ContentSeal.of(secret),
@@ -299,12 +309,17 @@ def _note_own(
     store.note_usage(account, amount)
 
 
-async def _sweep(store: Store, room: TurnRoom, settings: Settings, clock: Callable[[], float]) -> None:
+async def _sweep(store: Store, room: TurnRoom, places: Places, settings: Settings, clock: Callable[[], float]) -> None:
     """Expired sessions erased, dead leases and compactions ended; old events, idempotency keys, audit lines let go."""
     await store.lapse_leases()
     await store.lapse_compactions()
-    for tenant_id, receipt in await store.erase_expired():
-        room.forget(tenant_id, receipt.session_id)
+    expired = await store.erase_expired()
+    if settings.session_ttl_s is not None or settings.tenant_session_ttl_s:
+        tenants = {name: ttl_s or math.inf for name, ttl_s in settings.tenant_session_ttl_s.items()}
+        expired += await store.erase_idle(settings.session_ttl_s or math.inf, tenants)
+    await go_on(room)
+    if expired:
+        await places.soon()
     await store.purge_events(clock() - settings.stream_retention_s)
     await store.purge_audit(clock() - settings.audit_retention_s)
     await store.purge_handovers(clock() - OFFERS_KEPT_S)

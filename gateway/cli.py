@@ -12,6 +12,7 @@ from gateway.commands import (
     chat,
     check,
     engine,
+    erase,
     keys,
     migrate,
     models,
@@ -38,6 +39,7 @@ app.command()(check.check)
 app.command()(chat.chat)
 app.command()(audit.audit)
 app.command()(usage.usage)
+app.command()(erase.erase)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(tenants.app, name="tenants")

@@ -142,6 +142,18 @@ class Settings(BaseSettings):
     heartbeat_s: Seconds = Field(15.0, description="A quiet stream carries a comment this often.")
     idempotency_ttl_s: Seconds = Field(86_400.0, description="How long an Idempotency-Key is remembered.")
     stream_retention_s: Seconds = Field(900.0, description="How long a finished stream can still be resumed.")
+    session_ttl_s: Seconds | None = Field(
+        None,
+        description="A session that nobody used for so long is erased; each turn begins the time anew. Not one that is "
+        "archived, or has a `ttl_seconds` of its own. Default: kept until somebody erases it.",
+    )
+    tenant_session_ttl_s: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        {}, description="The same for one tenant: seconds for each name, 0 for ever. As a variable: JSON."
+    )
+    replica_gone_s: Seconds = Field(
+        604_800.0,
+        description="An erasure waits so long for a replica that no gateway has seen; then it is taken for gone.",
+    )
     history_mode: HistoryMode = Field(
         "auto",
         description="What /v1/chat/completions does with history where the request does not say. auto: match without a "
@@ -304,7 +316,7 @@ class Settings(BaseSettings):
     def _number_from_text(cls, value: Any) -> Any:
         return int(value) if isinstance(value, str) and value.isdecimal() else value
 
-    @field_validator("compaction", "tenant_compaction", "prices", mode="before")
+    @field_validator("compaction", "tenant_compaction", "prices", "tenant_session_ttl_s", mode="before")
     @classmethod
     def _table_from_text(cls, value: Any) -> Any:
         return json.loads(value) if isinstance(value, str) else value

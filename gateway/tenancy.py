@@ -147,6 +147,12 @@ def response_checks(secret: bytes) -> Callable[[str, str], str]:
     return lambda tenant_id, turn_id: _digest(key, tenant_id, turn_id)[:8].hex()
 
 
+def subjects(secret: bytes) -> Callable[[str, str], str]:
+    """(tenant, end user) -> 32 hex digits that a receipt names the user by: nobody reads the name out of it."""
+    key = derive(secret, "erasure subject")
+    return lambda tenant_id, user: _digest(key, tenant_id, user)[:16].hex()
+
+
 def _name(key: bytes, *parts: str) -> str:
     return base64.urlsafe_b64encode(_digest(key, *parts)).rstrip(b"=").decode()
 

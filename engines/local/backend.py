@@ -80,8 +80,9 @@ class Backend(Protocol):
         """Of each kept session: session, tokens, blocks, last_used_s (seconds since its last use)."""
         ...
 
-    async def forget(self, session: str, salt: str | None) -> int:
-        """Drop what is kept under the name (None: under every salt) and say how many blocks that freed."""
+    async def forget(self, session: str, salt: str | None) -> dict[str, int]:
+        """Drop what is kept under the name (None: under the salts that a path is kept of) -> blocks that went, by tier.
+        A Refusal (storage_failed): some of it may still be there."""
         ...
 
     async def suspend(self, session: str, salt: str, to: str | None) -> dict[str, Any]:

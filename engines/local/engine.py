@@ -32,6 +32,7 @@ from engines.local.config import EngineConfig
 from engines.local.intake import Intake
 from engines.local.kernels.path import AttentionPath, choose_attention, decode_graphs, encoder, kernel_path
 from engines.local.kv.cache import KVCache
+from engines.local.kv.forgotten import Forgotten
 from engines.local.kv.policies import make_policy
 from engines.local.kv.precision import SEALED, Precision, PrecisionPolicy, policy_named
 from engines.local.kv.quant import codecs
@@ -343,18 +344,20 @@ class LocalEngine:
         return CoreOutput(seq.request_id, usage=live.usage, error=reason)
 
     # ------------------------------------------------------------------ sessions, figures, invariants
-    def forget(self, session: str, salt: str) -> int:
+    def forget(self, session: str, salt: str) -> Forgotten:
         """Drop a session: its running requests are cancelled, its path goes, and pages that no other session used are
-        zeroed and leave the index -> blocks freed."""
+        zeroed and leave the index."""
         tag = session_tag(session, salt)
+        self.suspension.forget(session, salt)
         for live in [live for live in self._live.values() if live.seq.tag == tag]:
             live.keep = False
             self.abort(live.seq.request_id)
         path = self._sessions.pop(session, salt)
-        freed = self._cache.forget(tag)
+        gone = self._cache.forget(tag)
         if path is not None:
             self._cache.drop(path.blocks)
-        return freed
+            path.ids[:] = array("I", bytes(path.ids.itemsize * len(path.ids)))
+        return gone
 
     def sessions(self) -> list[SessionInfo]:
         """What is kept, the least recently used first."""

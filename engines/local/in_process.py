@@ -69,10 +69,8 @@ class InProcess:
         """The contract has no such list."""
         return []
 
-    async def forget(self, session: str, salt: str | None) -> int:
-        before = (await self._engine.load()).kv_blocks_cached or 0
-        await self._engine.forget(session)
-        return before - ((await self._engine.load()).kv_blocks_cached or 0)
+    async def forget(self, session: str, salt: str | None) -> dict[str, int]:
+        return await self._engine.forget(session, salt or "") or {}
 
     async def suspend(self, session: str, salt: str, to: str | None) -> dict[str, Any]:
         raise Refusal("unsupported", "this engine keeps no K/V")

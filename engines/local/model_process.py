@@ -216,8 +216,9 @@ class ModelProcess:
         kept: list[dict[str, Any]] = await self._ask({"k": "sessions"})
         return kept
 
-    async def forget(self, session: str, salt: str | None) -> int:
-        return int(await self._ask({"k": "forget", "session": session, "salt": salt}))
+    async def forget(self, session: str, salt: str | None) -> dict[str, int]:
+        gone: dict[str, int] = await self._ask({"k": "forget", "session": session, "salt": salt})
+        return gone
 
     async def suspend(self, session: str, salt: str, to: str | None) -> dict[str, Any]:
         return await self._about("suspend", session, salt, to=to)

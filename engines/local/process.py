@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -67,10 +68,16 @@ class Core(Protocol):
     def abort(self, request_id: str) -> None: ...
     def step(self) -> Sequence[Any]: ...
     def has_work(self) -> bool: ...
-    def forget(self, session: str, salt: str) -> int: ...
+    def forget(self, session: str, salt: str) -> Forgotten: ...
     def sessions(self) -> Sequence[Any]: ...
     def stats(self) -> Any: ...
     def check(self) -> None: ...
+
+
+class Forgotten(Protocol):
+    """What went of a session (kv.forgotten.Forgotten)."""
+
+    def told(self) -> dict[str, int]: ...
 
 
 class Sessions(Protocol):
@@ -78,6 +85,8 @@ class Sessions(Protocol):
 
     @property
     def erasing(self) -> bool: ...
+    @property
+    def stuck(self) -> int: ...
     def suspend(self, number: int, session: str, salt: str, to: str | None = None) -> None: ...
     def resume(self, number: int, session: str, salt: str) -> None: ...
     def save(self, number: int, session: str, salt: str) -> None: ...
@@ -125,7 +134,7 @@ class ModelLoop:
         suspension: Sessions | None = None,
     ) -> None:
         self._kv_events, self._suspension = kv_events, suspension
-        self._forgotten: list[bytes] = []  # replies that wait until nothing of the session is in a file
+        self._forgotten: list[tuple[int, Sequence[Forgotten]]] = []  # to be told when nothing of it is in a file
         self._core, self._channel, self._reader = core, channel, reader
         self._make_request, self._status, self._vocab, self._clock = make_request, status, vocab, clock
         self._pool_ok = True
@@ -169,8 +178,7 @@ class ModelLoop:
                 self._core.abort(str(number))
                 return b""
             case "forget":
-                freed = self._forget(header["session"], header["salt"])
-                self._forgotten.append(encode_frame({"k": "reply", "r": number}, orjson.dumps(freed)))
+                self._forgotten.append((number, self._forget(header["session"], header["salt"])))
                 return b""
             case "sessions":
                 reply = [_kept(entry, self._clock()) for entry in self._core.sessions()]
@@ -213,7 +221,8 @@ class ModelLoop:
         """Replies to what takes longer than a step."""
         suspension, out = self._suspension, bytearray()
         if suspension is None or not suspension.erasing:
-            out += b"".join(self._forgotten)
+            for number, gone in self._forgotten:
+                out += _forgotten_frame(number, gone, suspension.stuck if suspension is not None else 0)
             self._forgotten.clear()
         for number, answer in suspension.settled() if suspension is not None else ():
             if isinstance(answer, Refusal):
@@ -222,9 +231,9 @@ class ModelLoop:
                 out += encode_frame({"k": "reply", "r": number}, orjson.dumps(answer))
         return bytes(out)
 
-    def _forget(self, session: str, salt: str | None) -> int:
+    def _forget(self, session: str, salt: str | None) -> list[Forgotten]:
         salts = [salt] if salt is not None else [kept.salt for kept in self._core.sessions() if kept.session == session]
-        return sum(self._core.forget(session, one) for one in salts)
+        return [self._core.forget(session, one) for one in salts]
 
     def _books_balance(self) -> bool:
         try:
@@ -246,6 +255,20 @@ class ModelLoop:
     def _status_frame(self) -> bytes:
         self._status_due_s = self._clock() + STATUS_EVERY_S
         return encode_frame(status_header(self._status(self._core, self._pool_ok)))
+
+
+def _forgotten_frame(number: int, gone: Sequence[Forgotten], stuck: int) -> bytes:
+    """What went, by tier; a refusal where some of it may still be there."""
+    tiers: Counter[str] = Counter()
+    try:
+        if stuck:
+            raise OSError(f"{stuck} files could not be removed")
+        for one in gone:
+            tiers.update(one.told())
+    except OSError as error:
+        refused = Refusal("storage_failed", f"what was forgotten may still be there, ask again: {error}")
+        return encode_frame({"k": "failed", "r": number, "e": refused.fields()})
+    return encode_frame({"k": "reply", "r": number}, orjson.dumps(tiers))
 
 
 def _output_frames(output: Output) -> bytes:

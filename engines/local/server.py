@@ -225,7 +225,10 @@ class Front:
         if not checks.PRINTABLE.fullmatch(session):
             raise checks.refuse("session", "is no session name")
         salt = checks.text(query, "salt", checks.SALT, None)
-        await send_json(send, {"blocks_freed": await self.backend.forget(session, salt)})
+        gone = await self.backend.forget(session, salt)
+        if self.kv is not None:
+            self.kv.forget_past()  # what was published tells the ids of its blocks
+        await send_json(send, {"blocks_freed": sum(gone.values()) - gone.get("remote", 0), "tiers": gone})
 
     def _named(self, fields: dict[str, Any]) -> None:
         """A model's name is optional here, but not another's."""

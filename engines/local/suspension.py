@@ -59,6 +59,7 @@ class _Bringing:
     into: Path
     session: str
     salt: str
+    forgotten: bool = False  # meanwhile
 
 
 @dataclass(slots=True)
@@ -161,10 +162,21 @@ class Suspension:
     def pending(self) -> bool:
         return bool(self._savings or self._sendings or self._bringings or self._fetchings or self._answers)
 
+    def forget(self, session: str, salt: str) -> None:
+        """What is on its way from the store is wanted no more."""
+        for bringing in self._bringings.values():
+            bringing.forgotten |= (bringing.session, bringing.salt) == (session, salt)
+
     @property
     def erasing(self) -> bool:
         """Something that was forgotten may still be in a file."""
-        return self.tiers is not None and self.tiers.erasing
+        coming = any(bringing.forgotten for bringing in self._bringings.values())
+        return coming or (self.tiers is not None and self.tiers.erasing)
+
+    @property
+    def stuck(self) -> int:
+        """Files that hold what was forgotten and could not be removed."""
+        return self.tiers.stuck if self.tiers is not None else 0
 
     # ------------------------------------------------------------------
     @property
@@ -200,7 +212,7 @@ class Suspension:
     def _brought(self, number: int, bringing: _Bringing) -> None:
         assert self._disk is not None
         error = bringing.future.exception()
-        if error is not None or not bringing.future.result():
+        if error is not None or bringing.forgotten or not bringing.future.result():
             bringing.into.unlink(missing_ok=True)
             code, why = ("storage_failed", f"{error}") if error is not None else ("not_found", "it is kept nowhere")
             self._refuse(number, code, f"session {bringing.session!r}: {why}")

@@ -146,9 +146,9 @@ class LlamaCppEngine:
     async def tokenize(self, text: str, *, model: str) -> list[int] | None:
         return await self._tokenize(text, special=True)
 
-    async def forget(self, session: str) -> None:
+    async def forget(self, session: str, salt: str) -> dict[str, int]:
         """Empties the slot that holds the session's last prompt; where it erases none, another prompt fills it."""
-        slots = self._slots
+        slots, gone = self._slots, 0
         for number in slots.of(session) if slots is not None else ():
             reply = await self._upstream.post(f"/slots/{number}?action=erase", b"{}")
             if reply.status == 501:  # without --slot-save-path
@@ -157,6 +157,8 @@ class LlamaCppEngine:
             check(reply, self.name)
             assert slots is not None
             slots.erased(number)
+            gone += 1
+        return {"slots": gone}
 
     async def forward(self, route: str, fields: Mapping[str, Any], *, request_id: str, salt: str) -> dict[str, Any]:
         with self._seat(salt, None) as seat:

@@ -110,7 +110,7 @@ class OpenAiEngine:
         reply = await self._upstream.post("/tokenize", orjson.dumps(asked))
         return list(token_ids(json_of(reply, self.name)["tokens"]))
 
-    async def forget(self, session: str) -> None:
+    async def forget(self, session: str, salt: str) -> None:
         """It keeps no sessions."""
 
     async def forward(self, route: str, fields: Mapping[str, Any], *, request_id: str, salt: str) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class SglangEngine:
     async def tokenize(self, text: str, *, model: str) -> list[int] | None:
         return await tokenized(self._upstream, text, model=model)
 
-    async def forget(self, session: str) -> None:
+    async def forget(self, session: str, salt: str) -> None:
         """We keep no sessions there."""
 
     async def forward(self, route: str, fields: Mapping[str, Any], *, request_id: str, salt: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class StandIn:
         """Its ids are not ours."""
         return None
 
-    async def forget(self, session: str) -> None:
+    async def forget(self, session: str, salt: str) -> None:
         """It was told no session's name."""
 
     async def aclose(self) -> None:

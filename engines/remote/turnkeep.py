@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import fields
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 import orjson
@@ -112,9 +112,12 @@ class TurnkeepEngine:
         reply = await self._upstream.post("/tokenize", orjson.dumps({"prompt": text, "model": model}))
         return list(token_ids(json_of(reply, self.name)["tokens"]))
 
-    async def forget(self, session: str) -> None:
-        path = f"/turnkeep/v1/sessions/{quote(session, safe='')}"
-        json_of(await self._upstream.delete(path, timeout_s=FORGET_S), self.name)
+    @spoken
+    async def forget(self, session: str, salt: str) -> dict[str, int]:
+        path = f"/turnkeep/v1/sessions/{quote(session, safe='')}?{urlencode({'salt': salt})}"
+        told = json_of(await self._upstream.delete(path, timeout_s=FORGET_S), self.name)
+        tiers = told.get("tiers") or {"device": told["blocks_freed"]}
+        return {str(tier): natural(count) or 0 for tier, count in tiers.items()}
 
     async def suspend(self, session: str, salt: str) -> dict[str, Any]:
         return await turnkeep_sessions.ask(self._upstream, "suspend", session, salt)

@@ -121,7 +121,7 @@ class VllmEngine:
     async def tokenize(self, text: str, *, model: str) -> list[int] | None:
         return await tokenized(self._upstream, text, model=model)
 
-    async def forget(self, session: str) -> None:
+    async def forget(self, session: str, salt: str) -> None:
         """vLLM keeps no sessions."""
 
     async def forward(self, route: str, fields: Mapping[str, Any], *, request_id: str, salt: str) -> dict[str, Any]:

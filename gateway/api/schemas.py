@@ -333,12 +333,61 @@ class TurnList(BaseModel):
     has_more: bool
 
 
+class PlaceShape(BaseModel):
+    """What became of a place that may have held something: a replica, a gateway's memory, the database's own files."""
+
+    state: Literal["pending", "answered", "cannot", "gone"] = Field(
+        description="pending: not yet, it is asked until it answers. cannot: it keeps nothing by a session's name, and "
+        "what it cached goes when others take its place. gone: it was removed, or not seen for long."
+    )
+    sessions: int = Field(0, description="Sessions that it has forgotten.")
+    gone: dict[str, int] = Field({}, description="KV blocks that went, by tier: device, host, disk, remote.")
+    left: int = Field(0, description="While pending: sessions that it has still to forget.")
+    tries: int = 0
+    error: str | None = Field(None, description="What the last try met.")
+
+
+class ErasureShape(BaseModel):
+    """A receipt: what was erased and where, never a word of what it said."""
+
+    object: Literal["erasure"]
+    id: str
+    scope: Literal["session", "expired", "user"]
+    session_id: str | None = Field(description="Of one session's.")
+    user_digest: str | None = Field(description="Of an end user's: a keyed digest in place of the name.")
+    status: Literal["erasing", "pending", "done"] = Field(
+        description="erasing: rows may be left. pending: some place has still to forget. done: nothing is left."
+    )
+    sessions: int
+    erased: dict[str, int] = Field(description="Rows that went, by table.")
+    places: dict[str, PlaceShape]
+    at: float
+    completed_at: float | None
+
+
+class ErasureList(BaseModel):
+    object: Literal["list"]
+    data: list[ErasureShape]
+    has_more: bool
+    next_cursor: str | None
+
+
+class ErasureAsked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    user: Annotated[str, Field(min_length=1, max_length=256, description="As sessions have it in `user_ref`.")]
+
+
 class ReceiptShape(BaseModel):
     object: Literal["session.deleted"]
     id: str
     deleted: Literal[True]
-    erased: dict[str, int] = Field(description="What was erased where: store -> count.")
+    erasure: str = Field(description="Of its receipt: `GET /v1/erasures/{erasure_id}`.")
+    status: Literal["pending", "done"]
+    erased: dict[str, int] = Field(description="Rows that went, by table.")
+    places: dict[str, PlaceShape]
     at: float
+    completed_at: float | None
 
 
 class SuspendedShape(BaseModel):

@@ -9,7 +9,6 @@ import orjson
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from engines.contract import EngineError
 from gateway.api.access import needs
 from gateway.api.asked import plain, tools_of
 from gateway.api.auditing import line_of
@@ -17,11 +16,19 @@ from gateway.api.body import json_object, validated
 from gateway.api.chat import idempotency_key_of
 from gateway.api.describe import answers, body_of
 from gateway.api.schemas import Policy, ReceiptShape, SessionCreate, SessionList, SessionPatch, SessionShape
-from gateway.api.shapes import receipt_json, session_json
+from gateway.api.shapes import deleted_json, session_json
 from gateway.api.state import Gateway, gateway_of
-from gateway.errors import BadRequest, Conflict, NotFound, PreconditionFailed, PreconditionRequired, Unprocessable
+from gateway.errors import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    PreconditionFailed,
+    PreconditionRequired,
+    SessionBusy,
+    Unprocessable,
+)
+from gateway.sessions.erasing import erase_session
 from gateway.sessions.recognise import SESSION_KEY
-from gateway.sessions.summariser import beside
 from gateway.store.audit_records import AuditLine
 from gateway.store.records import (
     DuplicateId,
@@ -29,6 +36,7 @@ from gateway.store.records import (
     SessionChanges,
     SessionFilter,
     SessionRecord,
+    SessionRuns,
     VersionConflict,
 )
 from gateway.tenancy import Identity
@@ -273,17 +281,41 @@ def _changes(asked: SessionPatch, raw: dict[str, Any], session: SessionRecord, g
 
 @router.post(
     "/{session_id}/archive",
-    summary="Hide a session from lists",
+    summary="Put a session aside: hidden from lists, without turns, its KV given up",
+    response_model=None,
+    responses=answers(200, SessionShape, errors=(404, 409)),
+)
+async def archive_session(request: Request, caller: Caller, session_id: str) -> Response:
+    """Its words stay; what replicas keep of it goes. Its own time to live goes on, the default one stands still."""
+    gateway = gateway_of(request)
+    await session_of(gateway, caller, session_id)
+    line = line_of(request, caller, "session.archive", session_id)
+    try:
+        session = await gateway.store.archive_session(caller.tenant_id, session_id, line=line)
+    except SessionRuns:
+        raise SessionBusy("the session has a turn that runs: archive it when that is done, or cancel it") from None
+    gateway.registry.heads.forget(caller.tenant_id, session_id)
+    if session is None:
+        raise no_session(session_id)
+    await gateway.places.soon()
+    return session_response(session)
+
+
+@router.post(
+    "/{session_id}/unarchive",
+    summary="Take an archived session up again",
     response_model=None,
     responses=answers(200, SessionShape, errors=(404,)),
 )
-async def archive_session(request: Request, caller: Caller, session_id: str) -> Response:
+async def unarchive_session(request: Request, caller: Caller, session_id: str) -> Response:
+    """Its next turn computes its KV anew."""
     gateway = gateway_of(request)
-    session = await session_of(gateway, caller, session_id)
-    if session.archived_at is None:
-        change = SessionChanges({"archived_at": gateway.clock()})
-        session = await gateway.store.update_session(caller.tenant_id, session_id, None, change) or session
-        gateway.registry.heads.forget(caller.tenant_id, session_id)
+    await session_of(gateway, caller, session_id)
+    line = line_of(request, caller, "session.unarchive", session_id)
+    session = await gateway.store.unarchive_session(caller.tenant_id, session_id, line=line)
+    gateway.registry.heads.forget(caller.tenant_id, session_id)
+    if session is None:
+        raise no_session(session_id)
     return session_response(session)
 
 
@@ -294,7 +326,8 @@ async def archive_session(request: Request, caller: Caller, session_id: str) -> 
     responses=answers(200, ReceiptShape, errors=(404,)),
 )
 async def delete_session(request: Request, caller: Caller, session_id: str) -> Response:
-    """A running turn is stopped; turns, items, ids and events go, and so does the KV that the engines keep."""
+    """A running turn is stopped; turns, items, ids and events go, and so does the KV that the engines keep. A receipt
+    that is `pending` waits for replicas that are away: `GET /v1/erasures/{erasure_id}` says when they are done."""
     gateway = gateway_of(request)
     await session_of(gateway, caller, session_id)
     line = line_of(request, caller, "session.delete", session_id)
@@ -306,27 +339,7 @@ async def delete_session(request: Request, caller: Caller, session_id: str) -> R
 
 async def erased(gateway: Gateway, tenant_id: str, session_id: str, line: AuditLine) -> dict[str, Any] | None:
     """Erase a session everywhere -> its receipt. None: there is no such session. `line`: for the audit log."""
-    running = gateway.registry.of_session(tenant_id, session_id)
-    receipt = await gateway.store.delete_session(tenant_id, session_id, line=line)
-    if receipt is None:
-        return None
-    if running is not None:
-        running.cancel("session_deleted")
-        await running.wait_end()
-    gateway.room.forget(tenant_id, session_id)
-    told = receipt_json(receipt)
-    told["erased"]["engine_caches"] = await forget_in_engines(gateway, tenant_id, session_id)
-    return told
-
-
-async def forget_in_engines(gateway: Gateway, tenant_id: str, session_id: str) -> int:
-    """Ask every replica to drop the session's cache; how many did."""
-    name, done = gateway.room.session_name(tenant_id, session_id), 0
-    for replica in gateway.fleet:
-        try:
-            await replica.engine.forget(name)
-            await replica.engine.forget(beside(name))
-            done += 1
-        except EngineError as error:
-            replica.last_error = str(error)
-    return done
+    receipt = await gateway.registry.see_through(
+        erase_session(gateway.room, gateway.places, tenant_id, session_id, line=line), lambda _: None
+    )
+    return deleted_json(receipt) if receipt is not None else None

@@ -73,12 +73,25 @@ def ids_of(packed: bytes) -> list[int]:
 
 def receipt_json(receipt: Receipt) -> dict[str, Any]:
     return {
-        "object": "session.deleted",
-        "id": receipt.session_id,
-        "deleted": True,
+        "object": "erasure",
+        "id": receipt.id,
+        "scope": receipt.scope,
+        "session_id": receipt.session_id,
+        "user_digest": receipt.subject,
+        "status": receipt.status,
+        "sessions": receipt.sessions,
         "erased": dict(receipt.erased),
+        "places": {name: dict(told) for name, told in receipt.places.items()},
         "at": receipt.at,
+        "completed_at": receipt.completed_at,
     }
+
+
+def deleted_json(receipt: Receipt) -> dict[str, Any]:
+    """A session that is gone."""
+    told = receipt_json(receipt)
+    shown = {name: told[name] for name in ("status", "erased", "places", "at", "completed_at")}
+    return {"object": "session.deleted", "id": receipt.session_id, "deleted": True, "erasure": receipt.id, **shown}
 
 
 def compaction_json(record: CompactionRecord) -> dict[str, Any]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gateway.fleet.fleet import Fleet
     from gateway.fleet.roster import Roster
     from gateway.sessions.models import Models
+    from gateway.sessions.places import Places
     from gateway.sessions.registry import Registry
     from gateway.sessions.room import TurnRoom
     from gateway.settings import Settings
@@ -35,6 +36,8 @@ class Gateway:
     access: Access
     clock: Callable[[], float]
     new_id: Callable[[str], str]
+    places: Places
+    subject_of: Callable[[str, str], str]  # (tenant, end user) -> what a receipt names the user by
     key_id_of: Callable[[str, str], str]  # (tenant, idempotency key) -> the session id made for it
     response_ids: ResponseIds
     content_seal: ContentSeal

@@ -19,11 +19,13 @@ SessionId = Annotated[str, typer.Argument(help="The session's id.")]
 def list_sessions(
     limit: Annotated[int, typer.Option(min=1, max=100, help="At most this many, the last used first.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
+    archived: Annotated[bool, typer.Option("--archived", help="Archived ones too.")] = False,
     json: Json = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """The sessions of your tenant."""
-    page = call(url, lambda gateway: gateway.get("/v1/sessions", limit=limit, cursor=cursor))
+    wanted = "true" if archived else None
+    page = call(url, lambda gateway: gateway.get("/v1/sessions", limit=limit, cursor=cursor, archived=wanted))
     if json:
         print_json(page)
         return
@@ -78,6 +80,26 @@ def compact(
         (o["way"], o["tokens_after"], round(o["worth"]), o["why"] or "open") for o in made["plan"].get("options", ())
     ]
     print_rows(("WAY", "TOKENS AFTER", "WORTH", "NOT OPEN"), rows, empty="")
+
+
+@app.command()
+def archive(session_id: SessionId, json: Json = False, url: Url = DEFAULT_URL) -> None:
+    """Put a session aside: hidden from lists, without turns, its KV given up. Its words stay."""
+    _standing(call(url, lambda gateway: gateway.post(session_path(session_id, "archive"))), json)
+
+
+@app.command()
+def unarchive(session_id: SessionId, json: Json = False, url: Url = DEFAULT_URL) -> None:
+    """Take an archived session up again."""
+    _standing(call(url, lambda gateway: gateway.post(session_path(session_id, "unarchive"))), json)
+
+
+def _standing(session: dict[str, Any], json: bool) -> None:
+    if json:
+        print_json(session)
+        return
+    archived = f"archived {date(session['archived_at'])}" if session["archived_at"] is not None else session["status"]
+    typer.echo(f"{session['id']}: {archived}")
 
 
 @app.command()

@@ -10,7 +10,7 @@ at once. So a change is known everywhere within two seconds, and outlives every 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
@@ -35,7 +35,8 @@ CONNECT_AGAIN_S = 1.0
 
 
 class Roster:
-    """`on_draining`: a replica takes no more turns from now on."""
+    """`on_draining`: a replica takes no more turns from now on. `on_joining`: it takes the first ones once this
+    returns; True: this gateway alone reaches it."""
 
     def __init__(self, store: ReplicaStore, fleet: Fleet, settings: Settings, *, secret: bytes) -> None:
         self._store, self._fleet, self._settings, self._secret = store, fleet, settings, secret
@@ -47,6 +48,7 @@ class Roster:
         self.records: dict[str, ReplicaRecord] = {}
         self.trouble: dict[str, str] = {}  # name -> why it did not join so far
         self.on_draining: Callable[[Replica], None] = lambda replica: None
+        self.on_joining: Callable[[Replica, bool], Awaitable[None]] = _nothing
 
     @property
     def pending(self) -> dict[str, Member | None]:
@@ -63,6 +65,10 @@ class Roster:
 
     async def join(self, replica: Replica) -> None:
         """A replica that this gateway connected to by itself, in the state that the database knows."""
+        await self._enter(replica, own=True)
+
+    async def _enter(self, replica: Replica, *, own: bool) -> None:
+        await self.on_joining(replica, own)
         self._obey(replica)
         await self._fleet.join(replica)
 
@@ -149,7 +155,7 @@ class Roster:
                 await asyncio.sleep(CONNECT_AGAIN_S)
             else:
                 self.trouble.pop(member.name, None)
-                await self.join(member.replica(engine))
+                await self._enter(member.replica(engine), own=False)
                 return
 
     def _obey(self, replica: Replica) -> None:
@@ -162,6 +168,10 @@ class Roster:
         replica.drain(reason, now, drained=record.state == "drained")
         if begins:
             self.on_draining(replica)
+
+
+async def _nothing(replica: Replica, own: bool) -> None:
+    """Nobody asked to be told."""
 
 
 def changed(members: Mapping[str, Member], wanted: Mapping[str, Member]) -> list[str]:

@@ -12,6 +12,7 @@ from gateway.errors import NotFound, SessionBusy, TooLarge
 from gateway.sessions.history import TAIL, History, load
 from gateway.sessions.items import check_pairs, has_images, meaning
 from gateway.sessions.room import TurnRoom
+from gateway.sessions.turn import check_taken
 from gateway.store.records import HEAD, BeginTurn, Begun, Busy, FinishTurn, SessionRecord
 
 TRIES = 5  # a head that moves between reading and writing is read again this often
@@ -19,9 +20,11 @@ ADDED = {"added": True}  # metadata of such a turn
 
 
 async def add_items(room: TurnRoom, session: SessionRecord, items: tuple[Item, ...], *, param: str = "items") -> str:
-    """The id of the turn that now is the head. Raises Unprocessable (pairs), TooLarge, SessionBusy, NotFound."""
+    """The id of the turn that now is the head. Raises Unprocessable (pairs), TooLarge, SessionBusy, Conflict
+    (archived), NotFound."""
     check_sizes(room, session.model, items)
     for _ in range(TRIES):
+        check_taken(session)
         history = await load(room.store, session, HEAD)
         check_pairs(history.open_calls, items, param=param)
         turn_id = await room.registry.see_through(_written(room, session, history, items), lambda _: None)

@@ -86,7 +86,9 @@ class TurnCommand:
     tenant_id: str
     ask: Ask
     key_id: str = ""  # of the API key that asks
-    user_ref: str | None = None  # the end user, where no session says who it is
+    user_ref: str | None = (
+        None  # the end user, where no session says who it is; a session that is nobody's is theirs then
+    )
     version: int | None = None
     ask_of: Callable[[SessionRecord], Ask] | None = None
     follows: str | None = None

@@ -124,13 +124,14 @@ class Compactions:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def forget(self, tenant_id: str, session_id: str) -> None:
-        """The session is deleted, or the gateway ends: stop working on it."""
-        key = tenant_id, session_id
-        if (job := self._running.get(key)) is not None:
-            job.task.cancel()
-        if (prefill := self._prefills.get(key)) is not None:
-            prefill.cancel()
+    def forget(self, tenant_id: str, session_id: str) -> list[asyncio.Task[Any]]:
+        """The session is deleted, or the gateway ends: stop working on it -> what is about to end."""
+        job, prefill = self._running.get((tenant_id, session_id)), self._prefills.get((tenant_id, session_id))
+        tasks: list[asyncio.Task[Any]] = [job.task] if job is not None else []
+        tasks += [prefill] if prefill is not None else []
+        for task in tasks:
+            task.cancel()
+        return tasks
 
     def make_exact(self, session: SessionRecord) -> None:
         """An answer rested on shifted KV: have the session's path computed as it is, in idle time."""

@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -173,9 +172,7 @@ class CompactionRun:
         began = self._began
         row = await self._room.store.get_compaction(began.tenant_id, began.session_id, began.id)
         if row is None:
-            for replica in self._room.fleet:
-                with suppress(EngineError):
-                    await replica.engine.forget(self._name())
+            await self._room.store.forget_later(began.tenant_id, began.session_id)
         return row
 
     async def _failed(self, code: str, message: str) -> None:

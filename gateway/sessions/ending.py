@@ -45,6 +45,7 @@ class Ending:
             self._note_usage()
             return self.ended(result, metadata)
         if result.code == "lease_lost":
+            await self._forget_if_gone(self.command.session_id)
             return self.ended(result, metadata)
         if isinstance(self.answer.error, BadRequest | QueueRefused) and not self.answer.reader.started:
             return await self._refused(result, metadata)
@@ -65,6 +66,7 @@ class Ending:
                 self._remember(write)
                 return self.ended(result, metadata)
             except LeaseLost:
+                await self._forget_if_gone(self.command.session_id)
                 return self.ended(result.failed("lease_lost", "another gateway took this session over"), metadata)
             except StoreUnavailable as error:
                 if pause_s is None:
@@ -78,6 +80,15 @@ class Ending:
         names = (command.key_id, command.user_ref or "", "", command.ask.model)
         account = Account(command.tenant_id, day_of(room.clock()), *names, "turn")
         room.store.note_usage(account, amount_of(self.usage()))
+
+    async def _forget_if_gone(self, session_id: str) -> None:
+        """Where the session was erased while this turn ran, replicas have read of it since: they forget once more."""
+        tenant_id = self.command.tenant_id
+        try:
+            if await self.room.store.standing(tenant_id, session_id) == "gone":
+                await self.room.store.forget_later(tenant_id, session_id)
+        except StoreUnavailable as error:
+            log.warning("what replicas keep of an erased session waits", session_id=session_id, reason=str(error))
 
     async def _refused(self, result: Outcome, metadata: Mapping[str, Any]) -> TurnEnded:
         """The engine does not take what was asked, or no place came free: nothing of it stays."""

@@ -62,11 +62,13 @@ async def move(
         )
     home = {"replica": placement.replica.name, "epoch": placement.epoch}
     if not await room.store.rehome(session.tenant_id, session.id, pinned.turn_id, home):
+        if await room.store.standing(session.tenant_id, session.id) == "gone":
+            await room.store.forget_later(session.tenant_id, session.id)
         return False
     room.registry.heads.forget(session.tenant_id, session.id)
     if old is not None and old.capabilities is not None and old.capabilities.takes_delta:
         with suppress(EngineError):  # it may be gone already
-            await old.engine.forget(name)
+            await old.engine.forget(name, salt)
     return True
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gateway.fleet.fleet import Fleet
 from gateway.sessions.compaction import Compactions
 from gateway.sessions.models import Models
 from gateway.sessions.registry import Registry
+from gateway.sessions.run import HandedOver
 from gateway.sessions.shared_prompts import SharedPrompts
 from gateway.store.sessions import Store
 
@@ -30,8 +33,15 @@ class TurnRoom:
     compactions: Compactions
     prompts: SharedPrompts = field(default_factory=SharedPrompts)
 
-    def forget(self, tenant_id: str, session_id: str) -> None:
-        """Keep nothing of a deleted session in memory."""
-        self.compactions.forget(tenant_id, session_id)
+    async def forget(self, tenant_id: str, session_id: str) -> bool:
+        """Keep nothing of a deleted session in memory -> whether something worked on it, which is stopped now."""
+        run = self.registry.of_session(tenant_id, session_id)
+        if run is not None:
+            run.cancel("session_deleted")
+            with suppress(HandedOver):
+                await run.wait_end()
+        tasks = self.compactions.forget(tenant_id, session_id)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.registry.forget(tenant_id, session_id)
         self.prompts.forget(session_id)
+        return run is not None or bool(tasks)

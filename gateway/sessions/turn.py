@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from gateway.errors import NotFound, SessionBusy, ShuttingDown, Unprocessable
+from gateway.errors import Conflict, NotFound, SessionBusy, ShuttingDown, Unprocessable
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.compaction_events import as_begun
 from gateway.sessions.fit import fitting, prepared_for
@@ -33,6 +33,7 @@ from gateway.store.records import (
     HeadMoved,
     Known,
     NoSession,
+    SessionRecord,
     TurnRecord,
 )
 
@@ -57,6 +58,7 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
         if command.again is not None and command.follows not in (None, history.head.turn_id):
             command = await command.again()  # another turn came in between
             continue
+        check_taken(history.session)
         command = _current(command, history)
         assert command.session_id is not None
         check_pairs(history.open_calls, command.ask.kept, param=command.param)
@@ -89,6 +91,15 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
         if command.again is not None:
             command = await command.again()
     raise SessionBusy("other turns keep moving this session's head; try again", retry_after_s=1.0)
+
+
+def check_taken(session: SessionRecord | None) -> None:
+    """Raises Conflict for a session that takes no turns."""
+    if session is not None and session.archived_at is not None:
+        raise Conflict(
+            "this session is archived and takes no turns: POST /v1/sessions/{session_id}/unarchive takes it up again",
+            code="session_archived",
+        )
 
 
 async def _until_free(room: TurnRoom, command: TurnCommand) -> float:
@@ -172,6 +183,7 @@ def _begin(room: TurnRoom, command: TurnCommand, history: History) -> BeginTurn:
         request_hash=command.request_hash,
         on_disconnect=command.on_disconnect,
         create=command.create if session is None else None,
+        user_ref=command.user_ref,
         move_head=command.move_head,
         metadata=command.metadata,
         key_id=command.key_id,

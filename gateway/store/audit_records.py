@@ -19,12 +19,15 @@ Action = Literal[
     "replica.drain",
     "replica.undrain",
     "replica.remove",
+    "session.archive",
+    "session.unarchive",
     "session.delete",
     "session.expire",
     "session.import",
     "session.suspend",
     "session.resume",
     "response.delete",
+    "user.erase",
 ]
 Detail = str | int | float | bool | None
 

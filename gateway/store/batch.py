@@ -148,6 +148,11 @@ class _Round:
             session = self._create(command, begin.create)
         if admitted.rekey is not None:
             self._rows[sql.REKEY_TURN].append({"b_tenant": begin.tenant_id, "b_id": admitted.rekey.id})
+        if session.new is None and session.user_ref is None and begin.user_ref is not None:
+            session.user_ref = begin.user_ref
+            owner = {"b_tenant": begin.tenant_id, "b_id": begin.session_id, "user_ref": begin.user_ref}
+            for statement in (sql.OWN_SESSION, sql.OWN_TURNS):
+                self._rows[statement].append(owner)
         seq = session.next_seq
         session.next_seq += 1
         self._lease(session, begin.turn_id, begin.owner, begin.lease_s)

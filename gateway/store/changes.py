@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, update
 
-from gateway.store.erase import erase_expired_session
+from gateway.store.erase import erase_expired_session, forget_later
+from gateway.store.erasure_records import ARCHIVED
 from gateway.store.live import lock_sessions
 from gateway.store.reads import read_session
 from gateway.store.records import (
@@ -15,10 +16,11 @@ from gateway.store.records import (
     NewSession,
     SessionChanges,
     SessionRecord,
+    SessionRuns,
     VersionConflict,
 )
 from gateway.store.rows import encode, metadata_rows, session_row, storable
-from gateway.store.tables import session_metadata, sessions, turns
+from gateway.store.tables import forgettings, session_metadata, sessions, turns
 from gateway.store.usage import move_user
 
 
@@ -33,6 +35,30 @@ def create_session(connection: Connection, new: NewSession, now: float) -> Sessi
     record = read_session(connection, new.tenant_id, new.id, now)
     assert record is not None, "created alive: NewSession.expires_at lies in the future"
     return record
+
+
+def archive_session(connection: Connection, tenant_id: str, session_id: str, now: float) -> SessionRecord | None:
+    """It takes no turns from now on, and replicas are to forget what they hold of it. Said twice, it stays as it is.
+    None: absent. Raises SessionRuns."""
+    live = lock_sessions(connection, [(tenant_id, session_id)]).get((tenant_id, session_id))
+    session = read_session(connection, tenant_id, session_id, now)
+    if live is None or session is None or session.archived_at is not None:
+        return session
+    if live.running is not None and (live.lease_until or 0.0) > now:
+        raise SessionRuns(live.running)
+    forget_later(connection, tenant_id, session_id, ARCHIVED, now, replicas_only=True)
+    return update_session(connection, tenant_id, session_id, None, SessionChanges({"archived_at": now}), now)
+
+
+def unarchive_session(connection: Connection, tenant_id: str, session_id: str, now: float) -> SessionRecord | None:
+    """It takes turns again. None: absent."""
+    lock_sessions(connection, [(tenant_id, session_id)])
+    session = read_session(connection, tenant_id, session_id, now)
+    if session is None or session.archived_at is None:
+        return session
+    waiting = (forgettings.c.tenant_id == tenant_id, forgettings.c.session_id == session_id)
+    connection.execute(forgettings.delete().where(*waiting, forgettings.c.erasure_id == ARCHIVED))
+    return update_session(connection, tenant_id, session_id, None, SessionChanges({"archived_at": None}), now)
 
 
 def _text(value: object) -> object:

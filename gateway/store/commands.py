@@ -65,6 +65,7 @@ Command = Begin | Finish | Release | Append
 
 def begin(turn: BeginTurn) -> Begin:
     storable(turn.tenant_id, turn.session_id, turn.turn_id, turn.model, turn.owner, turn.parent, turn.idempotency_key)
+    storable(turn.user_ref)
     if turn.create is not None and (turn.create.tenant_id, turn.create.id) != (turn.tenant_id, turn.session_id):
         raise ValueError("BeginTurn.create names another session than the turn")
     items = item_rows(turn.tenant_id, turn.turn_id, INPUT, turn.input)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,8 @@ from gateway.store.records import StoreUnavailable
 T = TypeVar("T")
 Work = Callable[[Connection], T]
 
+CLEANED_EVERY_S = 60.0  # a vacuum of PostgreSQL, at the most
+CLEANED_WITHIN_S = 600.0
 READERS = 4  # threads; reads of SQLite hold the GIL most of the time, more would not help
 TRIES = 5  # of a transaction that the database asks to repeat (deadlock, serialization, a lost race to insert)
 
@@ -52,6 +55,10 @@ class Database(Protocol):
 
     async def scrub(self) -> bool:
         """Remove what was deleted from files beside the main one; False: could not now, try again."""
+        ...
+
+    async def clean(self) -> bool:
+        """The same, and what the database itself keeps of it for longer; may take minutes. False: try again."""
         ...
 
     async def close(self) -> None: ...
@@ -151,6 +158,9 @@ class SqliteDatabase:
     async def scrub(self) -> bool:
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._truncate_wal)
 
+    async def clean(self) -> bool:
+        return await self.scrub()
+
     def _truncate_wal(self) -> bool:
         """Copy the write-ahead log into the database and empty it: old versions of erased rows stand there."""
         try:
@@ -212,6 +222,7 @@ class PostgresDatabase:
     def __init__(self, url: URL, busy_timeout_s: float, failpoints: Failpoints) -> None:
         self._failpoints = failpoints
         self._limit_s = busy_timeout_s
+        self._cleaned_s = -CLEANED_EVERY_S
         self._engine = postgres_engine(url, busy_timeout_s)
         self._reading = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
@@ -236,7 +247,24 @@ class PostgresDatabase:
         return result
 
     async def scrub(self) -> bool:
-        return True  # PostgreSQL overwrites dead rows by VACUUM, in its own time
+        return True  # PostgreSQL overwrites dead rows in its own time, `clean` bids it to
+
+    async def clean(self) -> bool:
+        """VACUUM: the room of dead rows is free to be written over. Log segments and backups are the operator's."""
+        now = time.monotonic()
+        if now - self._cleaned_s < CLEANED_EVERY_S:
+            return False
+        self._cleaned_s = now
+        try:
+            async with self._engine.connect() as connection:
+                raw = await connection.get_raw_connection()
+                # of the tables that are this user's; others it warns of, and passes over
+                await raw.driver_connection.execute("VACUUM (SKIP_LOCKED)", timeout=CLEANED_WITHIN_S)  # type: ignore[union-attr]
+        except Exception as error:
+            if kind(error) in ("gone", "again"):
+                return False
+            raise
+        return True
 
     async def close(self) -> None:
         await self._engine.dispose()

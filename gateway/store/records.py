@@ -19,6 +19,7 @@ from gateway.store.compaction_records import CompactionRunning as CompactionRunn
 from gateway.store.compaction_records import NewCompaction as NewCompaction
 from gateway.store.compaction_records import StandingView as StandingView
 from gateway.store.compaction_records import ViewMoved as ViewMoved
+from gateway.store.erasure_records import Receipt as Receipt
 from gateway.store.key_records import KeyRecord as KeyRecord
 from gateway.store.usage_records import Spender
 
@@ -126,6 +127,7 @@ class BeginTurn:
     request_hash: bytes | None = None
     on_disconnect: Literal["cancel", "finish"] = "finish"
     create: NewSession | None = None  # made in the same transaction when the session does not exist
+    user_ref: str | None = None  # a session that is nobody's becomes this end user's
     move_head: bool = True  # whether finish_turn makes this turn the head
     metadata: Mapping[str, Any] = field(default_factory=dict)  # what is told of it while it runs
     key_id: str = ""  # of the API key that asks
@@ -215,15 +217,6 @@ class SessionPage:
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
-    """What a deletion took away: store -> count."""
-
-    session_id: str
-    erased: Mapping[str, int]
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class RunningTurn:
     """Names a turn whose lease is, or was, held."""
 
@@ -259,6 +252,14 @@ class VersionConflict(Exception):
     def __init__(self, current: int) -> None:
         super().__init__(f"the session is at version {current}")
         self.current = current
+
+
+class SessionRuns(Exception):
+    """A turn of the session runs: it cannot be archived now."""
+
+    def __init__(self, turn_id: str) -> None:
+        super().__init__(f"turn {turn_id} runs")
+        self.turn_id = turn_id
 
 
 class LeaseLost(Exception):

@@ -18,7 +18,7 @@ from gateway.store.replica_records import (
     TooManyReplicas,
 )
 from gateway.store.rows import encode, storable
-from gateway.store.tables import replica_reports, replicas, sessions, turns
+from gateway.store.tables import places, replica_reports, replicas, sessions, turns
 
 
 def list_replicas(connection: Connection) -> tuple[ReplicaRecord, ...]:
@@ -54,6 +54,7 @@ def add_replica(connection: Connection, new: NewReplica, now: float, *, limit: i
 def remove_replica(connection: Connection, name: str) -> bool:
     """False: no replica of that name was added at runtime."""
     connection.execute(delete(replica_reports).where(replica_reports.c.replica == name))
+    connection.execute(delete(places).where(places.c.name == name))  # nobody reaches it any more
     gone = connection.execute(delete(replicas).where(replicas.c.name == name, replicas.c.source == "api"))
     return gone.rowcount > 0
 

@@ -13,7 +13,8 @@ from collections import Counter
 import orjson
 from sqlalchemy import ColumnElement, Connection, Delete, Select, and_, select, update
 
-from gateway.store.erase import erase_session
+from gateway.store.erase import erase_session, forget_later
+from gateway.store.erasure_records import NOBODYS
 from gateway.store.live import lock_sessions
 from gateway.store.rows import encode
 from gateway.store.tables import compactions, events, handovers, items, sessions, turns
@@ -52,6 +53,8 @@ def delete_response(
     if head != session.head:
         here = and_(sessions.c.tenant_id == tenant_id, sessions.c.id == session_id)
         connection.execute(update(sessions).where(here).values(head_turn_id=head, updated_at=now))
+    if erased:
+        forget_later(connection, tenant_id, session_id, NOBODYS, now)
     return {name: count for name, count in erased.items() if count}
 
 

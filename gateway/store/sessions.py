@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from gateway.store.audit_store import AuditStore
 from gateway.store.compaction_store import CompactionStore
 from gateway.store.database import Database, connect, normalise
 from gateway.store.erase import erase_session
+from gateway.store.erasure_store import ErasureStore
 from gateway.store.handovers import HandoverStore
 from gateway.store.key_store import KeyStore
 from gateway.store.records import (
@@ -80,14 +81,14 @@ async def open_store(
         await database.close()
 
 
-class Store(KeyStore, AuditStore, CompactionStore, HandoverStore, ReplicaStore, UsageStore):
+class Store(KeyStore, AuditStore, CompactionStore, HandoverStore, ReplicaStore, UsageStore, ErasureStore):
     """Made by `open_store`. `clock`: seconds since 1970; gateways on one database need clocks within a lease."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
         super().__init__(database, clock)
         self._writer = Writer(database, clock)
         self._writer.start()
-        self._unscrubbed = False
+        self._unscrubbed = True  # an earlier life may have ended before it was done
 
     async def close(self) -> None:
         """Write what waits. Called by `open_store`."""
@@ -129,20 +130,40 @@ class Store(KeyStore, AuditStore, CompactionStore, HandoverStore, ReplicaStore, 
             await self._scrub()
         return receipt
 
+    async def archive_session(
+        self, tenant_id: str, session_id: str, *, line: AuditLine | None = None
+    ) -> SessionRecord | None:
+        """None: absent. Raises SessionRuns."""
+        work = partial(changes.archive_session, tenant_id=tenant_id, session_id=session_id, now=self._clock())
+        return await self._audited(work, line)
+
+    async def unarchive_session(
+        self, tenant_id: str, session_id: str, *, line: AuditLine | None = None
+    ) -> SessionRecord | None:
+        """None: absent."""
+        work = partial(changes.unarchive_session, tenant_id=tenant_id, session_id=session_id, now=self._clock())
+        return await self._audited(work, line)
+
     async def erase_expired(self, limit: int = 100) -> list[tuple[str, Receipt]]:
         """Erase sessions whose time is over, at most `limit`; (tenant, receipt) of each."""
+        return await self._erased(sweep.erase_expired, limit)
+
+    async def erase_idle(
+        self, ttl_s: float, tenants: Mapping[str, float], limit: int = 100
+    ) -> list[tuple[str, Receipt]]:
+        """The same of sessions that nobody used for `ttl_s`, or what `tenants` says of theirs; inf: for ever."""
+        return await self._erased(partial(sweep.erase_idle, ttl_s=ttl_s, tenants_of_their_own=tenants), limit)
+
+    async def _erased(self, sweeps: Callable[..., list[tuple[str, Receipt]]], limit: int) -> list[tuple[str, Receipt]]:
         receipts: list[tuple[str, Receipt]] = []
         while (left := min(sweep.ERASED, limit - len(receipts))) > 0:
-            some = await self._write(partial(sweep.erase_expired, limit=left, now=self._clock()))
+            some = await self._write(partial(sweeps, limit=left, now=self._clock()))
             receipts += some
             if len(some) < left:
                 break
         if receipts or self._unscrubbed:
             await self._scrub()
         return receipts
-
-    async def _scrub(self) -> None:
-        self._unscrubbed = not await self._database.scrub()
 
     async def delete_response(
         self, tenant_id: str, session_id: str, turn_id: str, *, line: AuditLine | None = None

@@ -169,6 +169,12 @@ REOPEN_TURN = _turn_update("fence", "attempt", "model", "on_disconnect", "metada
 )
 REKEY_TURN = turns.update().where(turns.c.tenant_id == _TENANT, turns.c.id == _ID).values(idempotency_key=None)
 
+_NOBODYS = sessions.c.user_ref.is_(None)
+OWN_SESSION = sessions.update().where(sessions.c.tenant_id == _TENANT, sessions.c.id == _ID, _NOBODYS)
+OWN_SESSION = OWN_SESSION.values(user_ref=bindparam("user_ref"))
+OWN_TURNS = turns.update().where(turns.c.tenant_id == _TENANT, turns.c.session_id == _ID, turns.c.user_ref == "")
+OWN_TURNS = OWN_TURNS.values(user_ref=bindparam("user_ref"))
+
 INSERT_SESSION = sessions.insert()
 INSERT_METADATA = session_metadata.insert()
 INSERT_TURN = turns.insert()
@@ -189,6 +195,8 @@ DELETE_TURN = turns.delete().where(turns.c.tenant_id == _TENANT, turns.c.id == _
 ORDER: tuple[ClauseElement, ...] = (
     INSERT_SESSION,
     INSERT_METADATA,
+    OWN_SESSION,
+    OWN_TURNS,
     LAPSE_TURN,
     REKEY_TURN,
     DELETE_OUTPUT,

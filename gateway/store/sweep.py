@@ -6,6 +6,8 @@ holds them is at work there, and the next sweep comes by. So it waits for nobody
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, select
@@ -16,7 +18,7 @@ from gateway.store.prepared import run_many
 from gateway.store.reads import alive
 from gateway.store.records import Receipt, RunningTurn
 from gateway.store.statements import LAPSE_TURN, REKEY_TURN
-from gateway.store.tables import RUNNING, audit, compactions, events, sessions, turns
+from gateway.store.tables import RUNNING, audit, compactions, events, sessions, tenants, turns
 
 PART = 500  # rows in one transaction of a sweep
 ERASED = 10  # sessions in one; each may have many rows
@@ -74,6 +76,29 @@ def erase_expired(connection: Connection, limit: int, now: float) -> list[tuple[
         .limit(limit)
         .with_for_update(skip_locked=True)
     ).all()
+    receipts = [(row.tenant_id, erase_expired_session(connection, row.tenant_id, row.id, now)) for row in rows]
+    return [(tenant_id, receipt) for tenant_id, receipt in receipts if receipt is not None]
+
+
+def erase_idle(
+    connection: Connection, ttl_s: float, tenants_of_their_own: Mapping[str, float], limit: int, now: float
+) -> list[tuple[str, Receipt]]:
+    """The same, of up to `limit` sessions that nobody used for `ttl_s`, or what is said for their tenant. Not of those
+    that are archived, or have a time of their own."""
+    rows: list[Any] = []
+    for tenant_id in connection.execute(select(tenants.c.id)).scalars().all():
+        idle_s = tenants_of_their_own.get(tenant_id, ttl_s)
+        if len(rows) == limit or math.isinf(idle_s):
+            continue
+        rows += connection.execute(
+            select(sessions.c.tenant_id, sessions.c.id)
+            .where(sessions.c.tenant_id == tenant_id, sessions.c.updated_at <= now - idle_s)
+            .where(sessions.c.expires_at.is_(None), sessions.c.archived_at.is_(None))
+            .where(sessions.c.running_turn_id.is_(None))
+            .order_by(sessions.c.updated_at)
+            .limit(limit - len(rows))
+            .with_for_update(skip_locked=True)
+        ).all()
     receipts = [(row.tenant_id, erase_expired_session(connection, row.tenant_id, row.id, now)) for row in rows]
     return [(tenant_id, receipt) for tenant_id, receipt in receipts if receipt is not None]
 

@@ -71,6 +71,14 @@ sessions = Table(
 Index("ix_sessions_listed", sessions.c.tenant_id, sessions.c.updated_at, sessions.c.id)
 _running = sessions.c.running_turn_id.is_not(None)
 Index("ix_sessions_running", sessions.c.lease_until, sqlite_where=_running, postgresql_where=_running)
+_of_user = sessions.c.user_ref.is_not(None)
+Index(
+    "ix_sessions_user",
+    sessions.c.tenant_id,
+    sessions.c.user_ref,
+    sqlite_where=_of_user,
+    postgresql_where=_of_user,
+)
 _expiring = sessions.c.expires_at.is_not(None)
 Index("ix_sessions_expiring", sessions.c.expires_at, sqlite_where=_expiring, postgresql_where=_expiring)
 
@@ -245,8 +253,41 @@ erasures = Table(  # receipts: what was erased and how much of it, never a word 
     Column("session_id", Text, nullable=False),
     Column("erased", Text, nullable=False),
     Column("at", Double, nullable=False),
+    Column("scope", Text, nullable=False, server_default="session"),  # session, expired, user
+    Column("subject", Text),  # of a user's: a keyed digest of the name
+    Column("user_ref", Text),  # the name itself, while rows of that user may be left
+    Column("sessions", BigInteger, nullable=False, server_default="1"),
+    Column("status", Text, nullable=False, server_default="done"),  # erasing (rows), pending (places), done
+    Column("places", Text, nullable=False, server_default="{}"),  # what those said that are done
+    Column("completed_at", Double),
     PrimaryKeyConstraint("tenant_id", "id"),
 )
+Index("ix_erasures_listed", erasures.c.tenant_id, erasures.c.at, erasures.c.id)
+OPEN = erasures.c.status != literal_column("'done'")
+Index("ix_erasures_open", erasures.c.tenant_id, erasures.c.subject, sqlite_where=OPEN, postgresql_where=OPEN)
+
+places = Table(  # where something of a session may be beside the rows: replicas, gateways' memory, the database's files
+    "places",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("gateway", Text),  # who alone reaches it; NULL: every gateway does
+    Column("kind", Text, nullable=False),  # replica, engine, memory, database
+    Column("seen_at", Double, nullable=False),
+)
+
+forgettings = Table(  # a session that a place has still to forget
+    "forgettings",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("erasure_id", Text, nullable=False),  # the receipt that waits for it; '' and 'archive': none does
+    Column("session_id", Text, nullable=False),
+    Column("place", Text, nullable=False),
+    Column("due_at", Double, nullable=False),  # whoever takes it up moves this on, so that no other does
+    Column("tries", Integer, nullable=False),
+    Column("error", Text),
+    PrimaryKeyConstraint("tenant_id", "erasure_id", "session_id", "place"),
+)
+Index("ix_forgettings_due", forgettings.c.place, forgettings.c.due_at)
 
 api_keys = Table(
     "api_keys",

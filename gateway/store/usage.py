@@ -107,6 +107,15 @@ def forget_names(connection: Connection, tenant_id: str, session_id: str) -> Non
         book(connection, ((unnamed(_account(row)), _amount(row)) for row in rows))
 
 
+def forget_user(connection: Connection, tenant_id: str, user_ref: str) -> None:
+    """An end user is erased: what no session of theirs was booked for stays, without the name."""
+    mine = (usage.c.tenant_id == tenant_id, usage.c.user_ref == user_ref)
+    rows = connection.execute(select(usage).where(*mine).with_for_update()).all()
+    if rows:
+        connection.execute(usage.delete().where(*mine))
+        book(connection, ((unnamed(_account(row)), _amount(row)) for row in rows))
+
+
 def move_user(connection: Connection, tenant_id: str, session_id: str, user_ref: str) -> None:
     """A session is another end user's now, and so are its counts."""
     mine = (usage.c.tenant_id == tenant_id, usage.c.session_id == session_id)

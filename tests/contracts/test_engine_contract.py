@@ -225,7 +225,7 @@ async def test_tokenize_reads_special_tokens_or_says_that_it_cannot(make: Callab
 
 async def test_forgetting_a_session_that_is_not_kept_is_no_error(make: Callable[..., Any]) -> None:
     async with make() as subject:
-        await subject.engine.forget("no/such session")
+        await subject.engine.forget("no/such session", "salt")
 
 
 @pytest.mark.parametrize("kind", sorted(SOCKETS))

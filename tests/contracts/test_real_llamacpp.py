@@ -138,7 +138,7 @@ async def test_a_session_reuses_its_slot_and_another_tenant_reuses_nothing(llama
 async def test_forgetting_leaves_nothing_to_reuse(llama: Llama) -> None:
     asked = await prompt(llama, "A secret that is to be forgotten, every word of it.", "s2")
     await ask(llama, asked)
-    await llama[0].forget("s2")
+    await llama[0].forget("s2", "t")
     last = told(await ask(llama, asked))[2]
     assert last.usage is not None
     assert last.usage.cached_tokens == 0

@@ -31,6 +31,7 @@ from engines.contract import (
 )
 from engines.local.backend import Status
 from engines.local.checks import u32, u32_bytes
+from engines.local.kv.forgotten import Forgotten
 from engines.local.process import Loaded, run
 
 VOCAB, WINDOW = 1000, 4096
@@ -175,9 +176,9 @@ class StandinCore:
             request.session, request.salt, request.prompt + made, marks, time.monotonic()
         )
 
-    def forget(self, session: str, salt: str) -> int:
+    def forget(self, session: str, salt: str) -> Forgotten:
         gone = self._kept.pop((session, salt), None)
-        return gone.blocks if gone else 0
+        return Forgotten(device=gone.blocks if gone else 0)
 
     def sessions(self) -> list[Kept]:
         return list(self._kept.values())

@@ -110,7 +110,7 @@ async def test_background_work_goes_on_from_a_path_and_leaves_it_as_it_was() -> 
     assert cached(low) == base.length - 1
     assert cached(await run(engine, more)) >= base.length - 1
     assert engine.paths.cached_blocks > 0
-    await engine.forget("s")
+    await engine.forget("s", "")
     assert engine.paths.cached_blocks == 0
 
 
@@ -132,8 +132,8 @@ async def test_the_oldest_path_is_evicted_and_forget_frees_blocks() -> None:
         await run(engine, ids_request(turn(name * 200), session=name, sampling=Sampling(8)))
     assert (await engine.load()).kv_blocks_cached == 14  # two paths of (219 + 8) // 32 blocks; three would be 21
     assert cached(await run(engine, ids_request(turn("a" * 200), session="a", sampling=Sampling(8)))) == 0
-    await engine.forget("a")
-    await engine.forget("d")
+    await engine.forget("a", "")
+    await engine.forget("d", "")
     assert (await engine.load()).kv_blocks_cached == 0
 
 

@@ -78,7 +78,7 @@ def test_what_echo_tells_is_what_it_holds_for_an_early_and_for_a_late_reader() -
             for number in range(20):  # twelve blocks hold few of these
                 await say(engine, f"{number % 7} " * 30, session=f"s{number % 5}", salt="t" * (number % 2))
                 if number == 12:
-                    await engine.forget("s1")
+                    await engine.forget("s1", "t")
             await early.follow(first, stream.last.seq)
             roots = [block for block in early.blocks.tier("GPU").values() if block.parent is None]
             assert {block.salt for block in roots} == {"", "t"}

@@ -169,7 +169,7 @@ def test_an_early_and_a_late_subscriber_know_the_same(echo: RunningEngine) -> No
             for number in range(12):
                 ids = [rng.randrange(256) for _ in range(rng.randrange(20, 90))]
                 await say(engine, ids, model="echo", session=f"s{number % 4}", salt="t" * (number % 2))
-            await engine.forget("s1")
+            await engine.forget("s1", "t")
             late = index()
             for one in (early, late):
                 await one.until(newest(echo.url))

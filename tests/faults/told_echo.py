@@ -80,9 +80,10 @@ class ToldEngine(EchoEngine):
             await asyncio.sleep(0.02)
             waited += 0.02
 
-    async def forget(self, session: str) -> None:
-        await super().forget(session)
+    async def forget(self, session: str, salt: str) -> dict[str, int] | None:
+        gone = await super().forget(session, salt)
         self._note("forgets")
+        return gone
 
     async def _at(self, told: dict[str, Any], sent: int) -> None:
         then = told.get("then")

@@ -31,6 +31,7 @@ KEPT = (
     "events",
     "compactions",
     "erasures",
+    "forgettings",
     "api_keys",
     "tenants",
     "replicas",

@@ -83,6 +83,7 @@ NAMED = {
     "{compaction}": "cmp_none",
     "{key_id}": "tk-AAAAAAAA",
     "{tenant}": "none",
+    "{erasure_id}": "ers_none",
 }
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from engines.blocks import num_blocks
 from engines.kv_log import KvLog
 from engines.local.kv.eviction import EvictionPolicy
+from engines.local.kv.forgotten import Forgotten
 from engines.local.kv.lookup import NOTHING, Lookup, Match, block_key
 from engines.local.kv.pool import KVPool, PageContents, Pages, Uids
 from engines.local.kv.precision import Precision, lineage
@@ -346,12 +347,14 @@ class KVCache:
         if self._exchange is not None:
             self._exchange.tiers.host.forget(tag)
 
-    def forget(self, tag: int) -> int:
-        """Zero and free every cached page that only session `tag` used, and what lies of it below -> blocks freed."""
+    def forget(self, tag: int) -> Forgotten:
+        """Zero and free every cached page that only session `tag` used, and what lies of it below."""
         freed, uids = self.pool.forget(tag)
         for uid in uids:
             self.index.drop(uid)
-        return freed + (self._exchange.forget(tag) if self._exchange is not None else 0)
+        gone = self._exchange.forget(tag) if self._exchange is not None else Forgotten()
+        gone.device = freed
+        return gone
 
     def check(self, sequences: list[Sequence]) -> None:
         """Books, tree and tables agree: each page is referenced as often as it stands in a table."""

@@ -88,6 +88,14 @@ class KvPublisher:
         self._router.close(0)
         self._context.term()
 
+    def forget_past(self) -> None:
+        """Keep the last batch alone: those before it name the ids of blocks that may be gone. Who asks for them reads
+        a snapshot instead."""
+        last = self._kept.pop()
+        self._kept.clear()
+        self._kept.append(last)
+        self._kept_bytes = len(last[1])
+
     def snapshot(self) -> AsyncGenerator[bytes, None]:
         """What the cache holds now, in the form of kv_snapshot. Taken at once, told at the reader's pace."""
         seq, payload = self._kept[-1]

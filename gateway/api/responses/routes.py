@@ -25,7 +25,7 @@ from gateway.api.responses.places import place_of, with_model
 from gateway.api.responses.places import response as found_response
 from gateway.api.responses.schemas import DeletedShape, ItemList, ResponseCreate, ResponseShape
 from gateway.api.responses.telling import Teller
-from gateway.api.sessions import forget_in_engines, json_response
+from gateway.api.sessions import json_response
 from gateway.api.state import Gateway, gateway_of
 from gateway.api.streams import Awaited, EventStream, last_event_id
 from gateway.errors import BadRequest, Conflict, UpstreamFailed
@@ -174,8 +174,8 @@ async def delete(request: Request, caller: Caller, response_id: str) -> Response
         raise Conflict("the response is in progress: cancel it first", code="response_in_progress")
     counts: dict[str, Any] = dict(erased)
     if counts:
-        gateway.room.forget(caller.tenant_id, session.id)
-        counts["engine_caches"] = await forget_in_engines(gateway, caller.tenant_id, session.id)
+        gateway.registry.forget(caller.tenant_id, session.id)
+        await gateway.places.soon()
     return json_response({"id": response_id, "object": "response", "deleted": True, "erased": counts})
 
 

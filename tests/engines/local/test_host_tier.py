@@ -104,7 +104,7 @@ def test_what_is_forgotten_is_in_no_tier() -> None:
     assert len(mine) == 8
     assert engine._tiers is not None
     contents = [engine._tiers.host.content(piece) for piece in mine]
-    assert engine.forget("s", "t") == 8
+    assert engine.forget("s", "t").blocks == 8
     engine.check()
     assert not any(bool(content.any()) for content in contents)
     again = Talk(Answers(engine), "s", salt="t")

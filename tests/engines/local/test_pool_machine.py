@@ -213,7 +213,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(tag=st.integers(1, 2))
     def forget(self, tag: int) -> None:
         free = self.cache.pool.free
-        freed = self.cache.forget(tag)
+        freed = self.cache.forget(tag).blocks
         assert self.cache.pool.free == free + freed
         held = {page for seq in self.running for page in seq.table}
         for page in np.flatnonzero(self.cache.pool.tag == tag).tolist():

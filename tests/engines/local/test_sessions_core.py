@@ -189,7 +189,7 @@ def test_forgetting_zeroes_what_nobody_else_uses() -> None:
     two.say(system + ids(2, 20))
     _, _, secret = TINY.parts(*(torch_ids(one.path[17:40], 17)))
     assert holds_anywhere(engine, secret.numpy())
-    freed = engine.forget("one", "t")
+    freed = engine.forget("one", "t").blocks
     engine.check()
     assert (
         freed == 5 + 1 - 2
@@ -198,7 +198,7 @@ def test_forgetting_zeroes_what_nobody_else_uses() -> None:
     assert [kept.session for kept in engine.sessions()] == ["two"]
     length = len(two.path)
     assert run.cached[two.say(ids(5, 4))] == length - 1
-    assert engine.forget("two", "t") >= 3
+    assert engine.forget("two", "t").blocks >= 3
     assert engine.stats().blocks_free == engine.stats().blocks_total
     assert len(engine._cache.index) == 0
 
@@ -215,7 +215,7 @@ def test_forgetting_zeroes_what_the_session_left_in_free_pages() -> None:
     talk.say(ids(3, 9))  # the path is another one, and nobody will come back for that tail
     assert holds_anywhere(engine, secret.numpy())
     free = engine.stats().blocks_free
-    freed = engine.forget("s", "t")
+    freed = engine.forget("s", "t").blocks
     engine.check()
     assert engine.stats().blocks_free == free + freed
     assert not holds_anywhere(engine, secret.numpy())
@@ -246,7 +246,7 @@ def test_forgetting_reaches_branches_that_were_left_and_requests_that_run() -> N
 def test_forgetting_an_unknown_session_frees_nothing() -> None:
     engine = tiny_engine()
     Answers(engine).run(request("a", ids(1, 20)))
-    assert engine.forget("s", "t") == 0
+    assert engine.forget("s", "t").blocks == 0
 
 
 def test_a_warmed_up_prompt_outlives_what_comes_after_it_and_stays_evictable() -> None:

@@ -80,7 +80,7 @@ class TierMachine(PoolMachine):
     @rule(tag=st.integers(1, 2))
     def forget(self, tag: int) -> None:
         free, below = self.cache.pool.free, self.host.blocks
-        freed = self.cache.forget(tag)
+        freed = self.cache.forget(tag).blocks
         assert self.cache.pool.free - free + below - self.host.blocks == freed
         held = {page for seq in self.running for page in seq.table}
         for page in np.flatnonzero(self.cache.pool.tag == tag).tolist():

@@ -143,7 +143,7 @@ async def test_forgetting_fills_the_slot_where_none_is_erased() -> None:
     asked: list[dict[str, Any]] = []
     async with served(EchoEngine(), asked=asked) as engine:
         await answer(engine, ask("a secret", salt="A", session="s"))
-        await engine.forget("s")
+        await engine.forget("s", "A")
         await answer(engine, ask("x", salt="A", session="s"))
     assert (asked[1]["prompt"], asked[1]["id_slot"], asked[1]["cache_prompt"]) == ([0], 0, False)
     assert not asked[2]["cache_prompt"]

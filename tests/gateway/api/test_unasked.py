@@ -13,7 +13,13 @@ from tests.gateway.served import Served, served
 
 STRICT = [(m.upper(), path, op) for m, path, op in OPERATIONS if path.startswith(("/v1/sessions", "/admin/v1"))]
 BODILESS = [(method, path) for method, path, op in STRICT if "requestBody" not in op]
-PLACES = {"{session_id}": "base", "{turn}": "1", "{compaction}": "cmp_none", "{name}": "echo"}
+PLACES = {
+    "{session_id}": "base",
+    "{turn}": "1",
+    "{compaction}": "cmp_none",
+    "{name}": "echo",
+    "{erasure_id}": "ers_none",
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +38,7 @@ def at(path: str) -> str:
 
 def test_the_routes_without_a_body_are_those() -> None:
     writes = {path.rsplit("/", 1)[-1] for method, path in BODILESS if method not in ("GET", "DELETE")}
-    assert writes == {"archive", "cancel", "revert", "pin", "suspend", "resume"}
+    assert writes == {"archive", "unarchive", "cancel", "revert", "pin", "suspend", "resume"}
     assert len(BODILESS) > 15
 
 

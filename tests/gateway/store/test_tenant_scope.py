@@ -127,6 +127,19 @@ CALLS: dict[str, list[Callable[[Store], Awaitable[object]]]] = {
     "take_back_turn": [lambda store: store.take_back_turn(OTHER, "t2", 2)],
     "rehome": [lambda store: store.rehome(OTHER, SESSION, "t1", {"replica": "b"})],
     "list_keys": [lambda store: _keys(store)],
+    "archive_session": [lambda store: store.archive_session(OTHER, SESSION)],
+    "unarchive_session": [lambda store: store.unarchive_session(OTHER, SESSION)],
+    "begin_user_erasure": [lambda store: _erase_user(store)],
+    "running_turns": [
+        lambda store: store.running_turns(OTHER, session_id=SESSION),
+        lambda store: store.running_turns(OTHER, user_ref="u"),
+    ],
+    "user_of_erasure": [lambda store: _of_erasure(store, "user_of_erasure")],
+    "erase_of_user": [lambda store: _of_erasure(store, "erase_of_user")],
+    "get_receipt": [lambda store: _of_erasure(store, "get_receipt")],
+    "list_receipts": [lambda store: _receipts(store)],
+    "forget_later": [],  # of a session that is gone: reads none
+    "standing": [lambda store: _standing(store)],
     "revoke_key": [lambda store: store.revoke_key(OTHER, KEY.id)],
     "touch_key": [lambda store: _touch(store)],
     "add_tenant": [],  # makes a tenant, reads none
@@ -153,6 +166,26 @@ async def _tokens(store: Store) -> bool:
 
 async def _keys(store: Store) -> object:
     return (await store.list_keys(OTHER)).keys
+
+
+async def _erase_user(store: Store) -> bool:
+    """Another tenant's end user of the same name."""
+    erasure = await store.begin_user_erasure(OTHER, "u", "digest")
+    return await store.erase_of_user(OTHER, erasure) is None
+
+
+async def _of_erasure(store: Store, method: str) -> object:
+    erasure = await store.begin_user_erasure(TENANT, "nobody", "digest")
+    return await getattr(store, method)(OTHER, erasure)
+
+
+async def _receipts(store: Store) -> object:
+    await store.begin_user_erasure(TENANT, "nobody", "digest")
+    return (await store.list_receipts(OTHER)).receipts
+
+
+async def _standing(store: Store) -> bool:
+    return await store.standing(OTHER, SESSION) == "gone"
 
 
 async def _touch(store: Store) -> bool:

@@ -125,6 +125,7 @@ class DiskTier:
         self._writes: list[_Writing] = []
         self._reads: list[_Reading] = []
         self._erasures: list[tuple[Path, Future[None]]] = []
+        self._stuck: set[Path] = set()  # to be removed, and could not be
         self._writer = ThreadPoolExecutor(1, "kv-write")
         self._reader = ThreadPoolExecutor(1, "kv-read")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -159,6 +160,11 @@ class DiskTier:
         return bool(self._erasures) or any(
             writing.forgotten or not all(piece.users for piece in writing.pieces) for writing in self._writes
         )
+
+    @property
+    def stuck(self) -> int:
+        """Files that were to be removed and could not be: the next `forget` tries again."""
+        return len(self._stuck)
 
     @property
     def busy(self) -> bool:
@@ -288,7 +294,15 @@ class DiskTier:
         from the disk when `erasing` is over. Others lose what they shared with it: a header's list of users may be
         older than theirs, and an erasure must find all."""
         gone = 0
-        self._gathered = [(piece, content) for piece, content in self._gathered if not piece.forget(tag)]
+        for path in self._stuck:
+            self._erasures.append((path, self._remove(path)))
+        kept: list[tuple[Piece, Tensor]] = []
+        for piece, content in self._gathered:
+            if piece.forget(tag):
+                content.zero_()
+            else:
+                kept.append((piece, content))
+        self._gathered = kept
         left = sum(len(content) for _, content in self._gathered)
         self._waiting_bytes -= self._gathered_bytes - left
         self._gathered_bytes = left
@@ -411,10 +425,13 @@ class DiskTier:
 
     def _erased(self, path: Path, error: BaseException | None) -> None:
         if error is None or isinstance(error, FileNotFoundError):
+            self._stuck.discard(path)
             return
         self._report(f"KV file {path.name} could not be erased: {error}")
         if (file := self.catalogue.files.get(path)) is not None:
             self._drop(file)  # the whole of it, then
+        else:
+            self._stuck.add(path)
 
     def _read(self, reading: _Reading) -> None:
         found, error = reading.future.result()

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from engines.blocks import block_digest
+from engines.local.kv.forgotten import Forgotten
 from engines.local.kv.pool import KVPool
 from engines.local.kv.precision import Precision
 from engines.local.kv.prefix import NO_PAGE, Node, PrefixIndex
@@ -301,8 +302,8 @@ class Exchange:
         if tail_name:
             self.tiers.host.discard(tail_name)
 
-    def forget(self, tag: int) -> int:
-        """What only session `tag` used goes from every tier -> blocks."""
+    def forget(self, tag: int) -> Forgotten:
+        """What only session `tag` used goes from every tier."""
         self._tails = {page: tail for page, tail in self._tails.items() if self._pool.owner[page] == tail.uid}
         return self.tiers.forget(tag)
 

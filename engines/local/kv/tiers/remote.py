@@ -20,11 +20,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
 from engines.local.kv.tiers.files import Layout
+
+T = TypeVar("T")
 
 PART_BYTES = 8 << 20
 BUFFER_BYTES = 64 << 20  # the client's own, for transfers
@@ -91,8 +93,8 @@ class RemoteTier:
         self._store, self._report = store, report
         self._prefix = f"tk1/{hashlib.sha256(orjson.dumps(asdict(layout))).hexdigest()[:32]}"
         self._thread = ThreadPoolExecutor(1, "kv-remote")
-        self._running: list[Future[bool]] = []
-        self._removals: list[Future[bool]] = []
+        self._running: list[Future[Any]] = []
+        self._removals: list[Future[int]] = []
         self.failed = 0  # puts, gets and removals, since the start
 
     def put(self, tag: int, path: Path) -> Future[bool]:
@@ -103,8 +105,11 @@ class RemoteTier:
         """Bring a session's file -> whether there is one."""
         return self._start(self._get, tag, into)
 
-    def remove(self, tag: int) -> None:
-        self._removals.append(self._start(self._remove, tag))
+    def remove(self, tag: int) -> Future[int]:
+        """Remove a session's file -> parts that there were. What fails is an OSError of the future."""
+        future = self._start(self._remove, tag)
+        self._removals.append(future)
+        return future
 
     def poll(self) -> None:
         for future in [future for future in self._running if future.done()]:
@@ -115,7 +120,7 @@ class RemoteTier:
         self._removals = [future for future in self._removals if not future.done()]
 
     @property
-    def running(self) -> list[Future[bool]]:
+    def running(self) -> list[Future[Any]]:
         return self._running
 
     @property
@@ -128,7 +133,7 @@ class RemoteTier:
         self._store.close()
 
     # ------------------------------------------------------------------ in the thread
-    def _start(self, call: Callable[..., bool], *args: object) -> Future[bool]:
+    def _start(self, call: Callable[..., T], *args: object) -> Future[T]:
         future = self._thread.submit(call, *args)
         self._running.append(future)
         return future
@@ -161,14 +166,14 @@ class RemoteTier:
                 left -= len(piece)
         return True
 
-    def _remove(self, tag: int) -> bool:
+    def _remove(self, tag: int) -> int:
         parts, _ = self._head(tag)
         self._gone(self._key(tag, HEAD))
         part = 0
         while part < parts or self._store.is_exist(self._key(tag, part)) == PRESENT:
             self._gone(self._key(tag, part))
             part += 1
-        return True
+        return part
 
     def _head(self, tag: int) -> tuple[int, int]:
         """(parts, bytes); (0, 0) where there is none."""

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engines.local.kv.forgotten import Forgotten
 from engines.local.kv.pool import Pages
 from engines.local.kv.tiers.disk import DiskTier, Fetch
 from engines.local.kv.tiers.host import HostTier
@@ -177,13 +178,26 @@ class Tiers:
             self.host.give(piece)
 
     # ------------------------------------------------------------------ away
-    def forget(self, tag: int) -> int:
-        """What only session `tag` used goes from every tier -> blocks; from the disk when `erasing` is over."""
+    def forget(self, tag: int) -> Forgotten:
+        """What only session `tag` used goes from every tier; from the disk when `erasing` is over."""
         for fetch in self._fetches:
-            fetch.found = [(piece, content) for piece, content in fetch.found if not piece.forget(tag)]
-        if self.remote is not None:
-            self.remote.remove(tag)
-        return self.host.forget(tag) + (self.disk.forget(tag) if self.disk is not None else 0)
+            kept = [(piece, content, piece.forget(tag)) for piece, content in fetch.found]
+            for _, content, gone in kept:
+                if gone:
+                    content.zero_()
+            fetch.found = [(piece, content) for piece, content, gone in kept if not gone]
+        if self._staging is not None:
+            self._staging.zero_()  # what went up last may have been that session's
+        return Forgotten(
+            host=self.host.forget(tag),
+            disk=self.disk.forget(tag) if self.disk is not None else 0,
+            remote=self.remote.remove(tag) if self.remote is not None else None,
+        )
+
+    @property
+    def stuck(self) -> int:
+        """Files that hold what was forgotten and could not be removed; the next `forget` tries again."""
+        return self.disk.stuck if self.disk is not None else 0
 
     @property
     def erasing(self) -> bool:
