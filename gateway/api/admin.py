@@ -26,7 +26,8 @@ router = APIRouter(tags=["Admin"])
 Operator = Annotated[Identity, Depends(needs("admin"))]
 
 FILES = Path(__file__).parent.parent / "dashboard"
-TYPES = {"": "text/html", "app.js": "text/javascript", "style.css": "text/css"}
+SCRIPTS = ("app.js", "audit.js", "keys.js", "parts.js")
+TYPES = {"": "text/html", "style.css": "text/css"} | dict.fromkeys(SCRIPTS, "text/javascript")
 CSP = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'"
 RECENT_TURNS = 200
 SHOWN = 50
@@ -50,6 +51,7 @@ async def snapshot(gateway: Gateway) -> dict[str, Any]:
     return {
         "object": "snapshot",
         "at": gateway.clock(),
+        "key_grace_s": gateway.settings.key_grace_s,
         "trigger_ratio": gateway.settings.compaction.trigger_ratio or TRIGGER,
         "replicas": replicas_json(gateway),
         "counts": {

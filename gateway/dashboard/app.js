@@ -1,20 +1,15 @@
-// The first dashboard: one stream of snapshots, rendered as text nodes only. The key stays in this tab.
-const $ = (id) => document.getElementById(id);
-const KEY = "turnkeep.key";
+// The dashboard: one stream of snapshots, rendered as text nodes only, and the pages beside it. The key stays in this tab.
+import { auditPage } from "./audit.js";
+import { keysPage } from "./keys.js";
+import { $, ago, headers, heldKey, holdKey, node, number, orElse, row } from "./parts.js";
 
-function node(tag, text, cls) {
-  const made = document.createElement(tag);
-  if (text !== undefined && text !== null) made.textContent = text;
-  if (cls) made.className = cls;
-  return made;
-}
-
-const number = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en"));
-
-function ago(now, at) {
-  const s = Math.max(0, Math.round(now - at));
-  return s < 60 ? `${s} s ago` : s < 3600 ? `${Math.floor(s / 60)} min ago` : `${Math.floor(s / 3600)} h ago`;
-}
+let live = new AbortController(); // of the stream that is followed
+let graceS = 21_600; // until a snapshot tells what is set
+const pages = {
+  now: () => {},
+  tenants: keysPage({ graceHours: () => graceS / 3600, remember }),
+  audit: auditPage({ remember }),
+};
 
 function bar(used, of, label) {
   const made = node("progress");
@@ -70,12 +65,6 @@ function replica(r) {
   return card;
 }
 
-function row(cells) {
-  const made = node("tr");
-  made.append(...cells);
-  return made;
-}
-
 function session(s, now, trigger) {
   const use = node("td");
   if (s.window) {
@@ -98,14 +87,8 @@ function turn(t, now) {
   ]);
 }
 
-function orElse(rows, columns, text) {
-  if (rows.length) return rows;
-  const cell = node("td", text, "quiet");
-  cell.colSpan = columns;
-  return [row([cell])];
-}
-
 function show(s) {
+  graceS = s.key_grace_s;
   $("counts").replaceChildren(...counts(s.counts));
   $("replicas").replaceChildren(...(s.replicas.length ? s.replicas.map(replica) : [node("p", "No replica yet.", "quiet")]));
   const sessions = s.sessions.map((x) => session(x, s.at, s.trigger_ratio));
@@ -115,7 +98,10 @@ function show(s) {
 }
 
 function ask(why) {
-  sessionStorage.removeItem(KEY);
+  live.abort();
+  holdKey("");
+  $("dialog").close();
+  $("pages").hidden = true;
   $("view").hidden = true;
   $("login").hidden = false;
   $("refused").textContent = why;
@@ -136,12 +122,12 @@ function take(text) {
 }
 
 async function follow() {
-  const key = sessionStorage.getItem(KEY) ?? "";
-  const answer = await fetch("/admin/v1/live", { headers: key ? { authorization: `Bearer ${key}` } : {} });
+  const key = heldKey();
+  live = new AbortController();
+  const answer = await fetch("/admin/v1/live", { headers: headers(), signal: live.signal });
   if (answer.status === 401 || answer.status === 403) return ask(key ? (await answer.json()).error.message : "");
   if (!answer.ok) throw new Error(`status ${answer.status}`);
-  $("login").hidden = true;
-  $("view").hidden = false;
+  if ($("view").hidden) opened();
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
@@ -159,15 +145,47 @@ async function keepFollowing() {
       await follow();
       return;
     } catch (error) {
-      $("state").textContent = `not live (${error.message}); trying again`;
-      await new Promise((done) => setTimeout(done, 1500));
+      if (!live.signal.aborted) $("state").textContent = `not live (${error.message}); trying again`;
+      await new Promise((done) => setTimeout(done, live.signal.aborted ? 0 : 1500));
+      if (live.signal.aborted) return;
     }
   }
 }
 
+function opened() {
+  $("login").hidden = true;
+  $("view").hidden = false;
+  $("pages").hidden = false;
+  turnTo();
+}
+
+// The page and its filters stand behind the # of the address: #tenants?tenant=acme
+function place() {
+  const [name, query] = location.hash.slice(1).split("?");
+  return [name in pages ? name : "now", new URLSearchParams(query)];
+}
+
+function remember(query) {
+  const said = new URLSearchParams(Object.entries(query).filter(([, value]) => value));
+  const [name] = place();
+  history.replaceState(null, "", `#${name}${said.size ? `?${said}` : ""}`);
+}
+
+function turnTo() {
+  const [name, query] = place();
+  for (const each of Object.keys(pages)) $(`page-${each}`).hidden = each !== name;
+  for (const link of $("pages").children) {
+    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  pages[name](query);
+}
+
 $("login").addEventListener("submit", (submitted) => {
   submitted.preventDefault();
-  sessionStorage.setItem(KEY, $("key").value.trim());
+  holdKey($("key").value.trim());
   keepFollowing();
 });
+addEventListener("keyrefused", (refused) => ask(refused.detail));
+addEventListener("hashchange", () => $("view").hidden || turnTo());
 keepFollowing();
