@@ -6,8 +6,8 @@
     ids   | 0 ...... 15 | 16 ..... 31 | 32 .. 40 |
     keys  |        key1 |        key2 | pending  |
 
-A chain remembers the keys near its end, and those of its beginning in steps that widen (`is_mark`): many sessions share
-a beginning, and where a path comes to a replica for the first time these say how far it is known there.
+A chain remembers the keys near its end; those where its last turns ended, as far as a replica that a session left may
+hold it; and those of its beginning in steps that widen (`is_mark`), as other sessions may have brought that there.
 
 A key is cut to 16 bytes: it is where a turn may be sent, never a proof that two prompts are equal. Whatever the block
 size of an engine, its blocks are named by these keys. Knows no replica.
@@ -15,15 +15,17 @@ size of an engine, its blocks are named by these keys. Knows no replica.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from base64 import b64decode, b64encode
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 CHUNK_TOKENS = 16
 _CHUNK_BYTES = 4 * CHUNK_TOKENS
 KEY_BYTES = 16
 LAST = 3  # keys before the last one that a chain remembers: the end of a path may lie in a block that is not whole yet
-MARKS_TO = 512  # chunks: a beginning that sessions share is rarely longer than 8,192 tokens
+MARKS_TO = 128  # chunks: beginnings that sessions share are mostly shorter than 2,048 tokens
+ENDS = 16  # two for each of the last eight turns
+WHOLE = (2, 4)  # chunks in the blocks of an engine, if these have more than 16 tokens: where the last whole one ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +37,36 @@ class Chain:
     chunks: int = 0
     last: tuple[bytes, ...] = ()  # keys before `key`, the nearest first
     first: tuple[bytes, ...] = ()  # keys at the chunks that are marks, from the start
+    ends: tuple[tuple[int, bytes], ...] = ()  # (chunks, the key there) where turns ended, the latest last
 
     @property
     def num_tokens(self) -> int:
         return self.chunks * CHUNK_TOKENS + len(self.pending) // 4
 
     def as_text(self) -> str:
-        last, first = b"".join(self.last), b"".join(self.first)
-        return f"{self.key.hex()}.{self.pending.hex()}.{self.chunks}.{last.hex()}.{first.hex()}"
+        ends = b"".join(chunks.to_bytes(KEY_BYTES // 4, "little") + key for chunks, key in self.ends)
+        parts = (self.key, self.pending, b"".join(self.last), b"".join(self.first), ends)
+        return ".".join([str(self.chunks), *(b64encode(part).decode() for part in parts)])
 
     @classmethod
     def of_text(cls, text: str) -> Chain:
-        key, pending, chunks, last, first = text.split(".")
-        return cls(bytes.fromhex(key), bytes.fromhex(pending), int(chunks), _keys(last), _keys(first))
+        chunks, *parts = text.split(".")
+        key, pending, last, first, ends = map(b64decode, parts)
+        at = KEY_BYTES // 4
+        told = tuple((int.from_bytes(end[:at], "little"), end[at:]) for end in _pieces(ends, at + KEY_BYTES))
+        return cls(key, pending, int(chunks), _pieces(last, KEY_BYTES), _pieces(first, KEY_BYTES), told)
 
-    def marks(self) -> Iterator[tuple[int, bytes]]:
-        """(chunks from the start, the key there) of the marks, the farthest first."""
-        places = [chunks for chunks in range(1, min(self.chunks, MARKS_TO) + 1) if is_mark(chunks)]
-        return zip(reversed(places), reversed(self.first), strict=True)
+    def ended(self) -> Chain:
+        """The same path, as one whose turn ends here."""
+        near = (self.key, *self.last)
+        places = sorted({self.chunks - self.chunks % whole for whole in WHOLE})
+        ends = [(at, near[self.chunks - at]) for at in places if at > 0 and self.chunks - at < len(near)]
+        return replace(self, ends=(*self.ends, *(end for end in ends if end not in self.ends))[-ENDS:])
+
+    def remembered(self) -> list[tuple[int, bytes]]:
+        """(chunks from the start, the key there) of all but the last few keys, the farthest first."""
+        marks = [chunks for chunks in range(1, min(self.chunks, MARKS_TO) + 1) if is_mark(chunks)]
+        return sorted({*self.ends, *zip(marks, self.first, strict=True)}, reverse=True)
 
 
 def is_mark(chunks: int) -> bool:
@@ -60,9 +74,8 @@ def is_mark(chunks: int) -> bool:
     return chunks <= MARKS_TO and chunks % (1 << max(0, chunks.bit_length() - 4)) == 0
 
 
-def _keys(text: str) -> tuple[bytes, ...]:
-    keys = bytes.fromhex(text)
-    return tuple(keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
+def _pieces(data: bytes, size: int) -> tuple[bytes, ...]:
+    return tuple(data[at : at + size] for at in range(0, len(data), size))
 
 
 def root(*, salt: str, model: str, adapter: str = "") -> Chain:
@@ -83,9 +96,9 @@ def extend(chain: Chain, ids: bytes) -> tuple[Chain, list[bytes]]:
         keys.append(key)
     chunks = chain.chunks + len(keys)
     if not keys:
-        return Chain(key, data[whole:], chunks, chain.last, chain.first), keys
+        return replace(chain, pending=data[whole:]), keys
     before = [chain.key, *chain.last][: LAST if chain.chunks else 0]
     last = tuple([*reversed(keys[-LAST - 1 : -1]), *before][:LAST])
     passed = range(chain.chunks + 1, min(chunks, MARKS_TO) + 1)
     first = chain.first + tuple(keys[at - chain.chunks - 1] for at in passed if is_mark(at))
-    return Chain(key, data[whole:], chunks, last, first), keys
+    return Chain(key, data[whole:], chunks, last, first, chain.ends), keys

@@ -105,6 +105,7 @@ class Fleet:
 
     async def probe(self, replica: Replica) -> None:
         """Ask the replica what it can do and how busy it is; never raises EngineError."""
+        began = self.wall()
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 capabilities = await replica.engine.capabilities()
@@ -126,6 +127,7 @@ class Fleet:
                     model=next(iter(capabilities.models), ""),
                     capacity_tokens=(load.kv_blocks_total or 0) * (capabilities.block_size or 0),
                     block_tokens=capabilities.block_size,
+                    now=began,
                 )
             replica.probe_answered(capabilities, load, self.now())
             if before is not None and before.epoch != capabilities.epoch:

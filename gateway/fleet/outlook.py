@@ -65,8 +65,12 @@ class Outlook:
             self._rings[wanted] = HashRing(wanted)
         return self._rings[wanted]
 
-    def joined(self, name: str, *, model: str, capacity_tokens: int | None, block_tokens: int | None) -> None:
+    def joined(
+        self, name: str, *, model: str, capacity_tokens: int | None, block_tokens: int | None, now: float = 0.0
+    ) -> None:
+        """It is there, as a probe shows that began at `now`."""
         held = self.held.setdefault(name, Held(model))
+        held.seen_at = now
         self.traffic.setdefault(name, Traffic())
         held.model, held.block_tokens = model, block_tokens or CHUNK_TOKENS
         if capacity_tokens:
@@ -79,7 +83,7 @@ class Outlook:
     def restarted(self, name: str) -> None:
         """Its cache is gone; its feed, where it has one, tells anew."""
         if name in self.held:
-            self.held[name].forget_all()
+            self.held[name].restarted()
 
     def hear(self, name: str, item: FeedItem, now: float) -> None:
         held, traffic = self.held.get(name), self.traffic.get(name)
@@ -94,6 +98,10 @@ class Outlook:
     def tells(self, name: str) -> bool:
         """Whether the replica says what it holds, and is believed."""
         return name in self.held and self.held[name].live
+
+    def awaited(self, name: str, since: float, now: float) -> bool:
+        """Whether its feed may not have told yet of what a turn left there that another gateway ran at `since`."""
+        return name in self.held and self.held[name].awaited(since, now)
 
     def right(self, name: str) -> float:
         return self.held[name].right if name in self.held else 1.0
@@ -128,12 +136,13 @@ class Outlook:
 
     def _shared(self, held: Held, base: Chain, now: float) -> float:
         """Chunks of the beginning of a session's path that the replica holds, which others have brought there. By the
-        path's keys where any replica is believed to hold it whole, else by the marks that the path carries."""
+        path's keys where any replica is believed to hold it whole, else by those that the path remembers."""
         for other in self.held.values():
             keys = other.path_to(base.key)
             if len(keys) == base.chunks:
                 return held.match(keys, now)[1]
-        return next((credit * chunks for chunks, key in base.marks() if (credit := held.credit(key, now))), 0.0)
+        known = ((chunks, held.credit(key, now)) for chunks, key in base.remembered())
+        return next((credit * chunks for chunks, credit in known if credit), 0.0)
 
     def candidate(self, name: str, path: Path, now: float, *, home: bool = False) -> Candidate:
         cached = self.cached(name, path, now, home=home)

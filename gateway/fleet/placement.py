@@ -17,10 +17,11 @@ from gateway.fleet.replica import Replica
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The replica that ran a session's last turn, and which life of it."""
+    """The replica that ran a session's last turn, which life of it, and when (seconds since 1970)."""
 
     replica: str
     epoch: str | None
+    used_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +137,16 @@ def _candidate(replica: Replica, pin: Pin | None, path: Path, outlook: Outlook, 
 def _cached(
     replica: Replica, pin: Pin | None, path: Path, outlook: Outlook, at: float, known: float | None = None
 ) -> float:
-    """Tokens of the prompt that it is believed to hold. `known`: as the outlook told."""
+    """Tokens of the prompt that it is believed to hold. `known`: as the outlook told.
+
+    At home that is all of the path, where its feed may not have told of it yet.
+    """
     home = _home(replica, pin)
     found = outlook.cached(replica.name, path, at, home=home) if known is None else known
-    if not home or found or (outlook.tells(replica.name) and path.base.chunks):
+    told = found or (outlook.tells(replica.name) and path.base.chunks)
+    if not home or pin is None or (told and not outlook.awaited(replica.name, pin.used_at, at)):
         return found
-    return outlook.right(replica.name) * path.base_tokens  # all there is, is that it ran there
+    return max(found, outlook.right(replica.name) * path.base_tokens)  # all there is, is that it ran there
 
 
 def _home(replica: Replica, pin: Pin | None) -> bool:

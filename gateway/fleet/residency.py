@@ -61,6 +61,10 @@ class Held:
     heard: bool = False  # its feed told something
     last_reset: str = ""  # why its feed began anew
     problem: str = ""  # why its feed is not believed any more
+    seen_at: float = 0.0  # when it was last probed, in the life it has
+    reset_at: float = 0.0  # when its feed last began anew
+    lost_at: float = 0.0  # when its feed last told of a loss
+    anew: bool = False  # it was restarted, and its feed has not begun anew yet
     nodes: dict[bytes, Run] = field(default_factory=dict)
     ends: OrderedDict[Run, None] = field(default_factory=OrderedDict)
     told: Told = field(init=False)
@@ -222,6 +226,7 @@ class Held:
                 self._forget(rank)
                 self.live = self.heard = True
                 self.last_reset, self.problem = reason, ""
+                self.reset_at, self.anew = now, False
                 self.right = 1.0
             case FeedSnapshot(stored=stored, rank=rank):
                 for held in stored:
@@ -234,9 +239,24 @@ class Held:
                             computed += self._stored(event, rank, now)
                         case BlockRemoved() if counted(event):
                             self.told.remove(event, rank=rank)
+                            self.lost_at = now
                         case AllBlocksCleared():
                             self._forget(rank)
+                            self.lost_at = now
         return computed
+
+    def awaited(self, since: float, now: float) -> bool:
+        """Whether its feed may not have told yet of what was left there at `since`: nothing since it was restarted, or
+        too little time has passed, in which it told of no loss."""
+        return self.live and (self.anew or (now - since <= NOTED_S and self.lost_at < since))
+
+    def restarted(self) -> None:
+        """Another life of it was met: its cache is gone, and with it what is known; unless its feed was quicker, and
+        has told of the new life since it was last seen in the old one."""
+        if self.live and self.reset_at > self.seen_at:
+            return
+        self.forget_all()
+        self.anew = self.live
 
     def _doubt(self, why: str) -> None:
         """All that is believed of it is thrown away; only what our turns leave there is noted from now on."""

@@ -193,7 +193,7 @@ class Generation:
         place = replica.taken(self.command.tenant_id, cost=self._work(placement), going_on=onward is not None)
         async with place as waited_s:
             self.queued_s = (self.queued_s or 0.0) + waited_s
-            expected = placement.expected_cached_tokens
+            expected = self._expected(placement, path)
             with fleet.outlook.sending(replica.name, request.request_id, path, expected, fleet.wall()) as sending:
                 deltas = replica.engine.generate(request)
                 async with aclosing(onward.whole(deltas) if onward is not None else deltas) as stream:
@@ -208,6 +208,16 @@ class Generation:
                     raise EngineLost("the stream ended without a finish", replica=replica.name)
                 sending.ended(self.reader.usage, self.reader.ids, fleet.wall(), judged=onward is None)
         replica.answered(fleet.now())
+
+    def _expected(self, placement: Placement, path: Path) -> int:
+        """Tokens that the replica is believed to hold of the prompt, now that it goes out: other sessions may have
+        brought their common beginning there since the turn was placed."""
+        expected = placement.expected_cached_tokens
+        if self.onward is None and path.known and placement.reason != "pinned":
+            outlook, at = self.room.fleet.outlook, self.room.fleet.wall()
+            expected = max(expected, round(outlook.cached(placement.replica.name, path, at)))
+            self.placement = replace(placement, expected_cached_tokens=expected)
+        return expected
 
     def _shared(self) -> bool:
         """Whether other sessions begin with this turn's system prompt."""

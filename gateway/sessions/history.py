@@ -49,7 +49,7 @@ class History:
         if self.last is None or not self.last.placement:
             return None
         home = home_of(self.last.placement)
-        return Pin(str(home["replica"]), home.get("epoch"))
+        return Pin(str(home["replica"]), home.get("epoch"), self.last_used_at)
 
     @property
     def chain(self) -> Chain | None:

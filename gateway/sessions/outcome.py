@@ -9,7 +9,7 @@ from typing import Any
 from compression.conversation import Item, TurnStatus
 from engines.contract import chain_digest
 from gateway.errors import GatewayError
-from gateway.fleet.chain import extend
+from gateway.fleet.chain import Chain, extend
 from gateway.fleet.identity import ModelIdentity
 from gateway.fleet.placement import Placement
 from gateway.sessions.command import TurnCommand
@@ -110,7 +110,11 @@ def finish_turn(
                 **({"answered": {"fingerprint": answered.fingerprint}} if answered is not None else {}),
                 **({"view": history.head.view} if history.head.view else {}),
                 **({"marks": marks.as_json()} if marks != NO_MARKS else {}),
-                **({"chain": extend(prepared.kept, reader.ids)[0].as_text()} if prepared.kept is not None else {}),
+                **(
+                    {"chain": extend(prepared.kept, reader.ids)[0].ended().as_text()}
+                    if prepared.kept is not None
+                    else {}
+                ),
             }
         },
         spender=Spender(command.key_id, command.ask.model),
@@ -122,6 +126,10 @@ def finish_turn(
 def _answered(placement: Placement, history: History, model: str) -> ModelIdentity | None:
     """By whom the path is answered now: a fallback only stands in."""
     return history.answered(model) if placement.replica.fallback else ModelIdentity(placement.fingerprint)
+
+
+def _chain(kept: Chain, answer: bytes) -> str:
+    return extend(kept, answer)[0].ended().as_text()
 
 
 def _extends(prepared: Prepared, history: History) -> bool:

@@ -161,6 +161,7 @@ async def test_sixty_sessions_lose_no_turn_and_no_byte_and_predictions_hold(tmp_
     ]
     assert max(*backs, *(seen["back_in_rotation_s"] for seen in told["faults"].values())) <= 5.0
     assert told["predicted_and_reported"]["at_home"]["error_p95_tokens"] <= BLOCK_TOKENS
+    assert told["predicted_and_reported"]["all"]["error_p95_tokens"] <= BLOCK_TOKENS
     assert told["lied"]["trust_before"] == ["exact"] * 2
     assert max(told["lied"]["turns_until_trust_was_lost"]) <= 3
 

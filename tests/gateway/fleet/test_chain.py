@@ -30,17 +30,17 @@ def test_a_path_has_the_same_keys_in_whatever_pieces_it_comes(pieces: list[list[
     assert Chain.of_text(at.as_text()) == at
 
 
-@given(st.lists(st.integers(0, 700), max_size=4))
+@given(st.lists(st.integers(0, 200), max_size=4))
 def test_a_path_remembers_its_beginning_in_steps_of_an_eighth(lengths: list[int]) -> None:
     at, keys = ROOT, []
     for length in lengths:
         at, made = extend(at, bytes(4 * CHUNK_TOKENS * length))
         keys += made
-    marks = list(at.marks())
+    marks = at.remembered()
     assert all(keys[chunks - 1] == key for chunks, key in marks)
     places = [0, *reversed([chunks for chunks, _ in marks]), min(len(keys), MARKS_TO) + 1]
     assert all(b - a <= max(1, a / 8 + 1) for a, b in pairwise(places))
-    assert len(at.first) <= 56
+    assert len(at.first) <= 40
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=CHUNK_TOKENS, max_size=100), st.data())
@@ -51,6 +51,21 @@ def test_one_other_id_changes_every_key_from_its_chunk_on(ids: list[int], data: 
     chunk = at // CHUNK_TOKENS
     assert keys[:chunk] == others[:chunk]
     assert not set(keys[chunk:]) & set(others[chunk:])
+
+
+@given(st.lists(st.integers(0, 900), min_size=1, max_size=12))
+def test_a_path_remembers_where_its_last_turns_ended_to_a_block_of_64_tokens(lengths: list[int]) -> None:
+    at, ends = ROOT, []
+    for length in lengths:
+        at, _ = extend(at, bytes(4 * length))
+        at = at.ended()
+        assert Chain.of_text(at.as_text()) == at
+        ends.append(at.chunks)
+    keys = extend(ROOT, bytes(4 * sum(lengths)))[1]
+    assert all(keys[chunks - 1] == key for chunks, key in at.remembered())
+    known = {chunks for chunks, _ in at.remembered()}
+    assert {chunks - chunks % 4 for chunks in ends[-8:]} - {0} <= known | {0}
+    assert len(at.as_text()) < 2000
 
 
 def test_fields_of_the_root_cannot_pass_for_one_another() -> None:

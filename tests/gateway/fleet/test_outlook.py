@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from engines.contract import Usage
-from engines.kv_events import BlockStored, EventBatch, FeedReset
+from engines.kv_events import AllBlocksCleared, BlockStored, EventBatch, FeedReset
 from gateway.fleet.chain import Chain, extend, root
 from gateway.fleet.outlook import Outlook, Path, path_of
 from gateway.fleet.traffic import OUTPUT_TOKENS, RECENT_S, Traffic
@@ -113,3 +115,43 @@ def test_a_session_whose_home_lost_its_cache_is_expected_to_find_what_others_bro
     other = path_of(salt, shared + b"\2" * 4 * 400)
     outlook.held["home"].note(other.base.key, other.keys, 0.0)
     assert outlook.cached("home", next_turn, 1.0) == 16 * 36, "marks past 32 chunks are four apart"
+
+
+@pytest.mark.parametrize("quicker", ["feed", "probe"])
+def test_what_the_feed_tells_of_a_new_life_stands_whichever_is_noticed_first(quicker: str) -> None:
+    outlook, salt = Outlook(), root(salt="", model="m")
+
+    def ids(id: int) -> bytes:
+        return array("I", [id] * BLOCK).tobytes()
+
+    def batch(id: int) -> EventBatch:
+        return EventBatch(0, 10.0, 0, (BlockStored((bytes([id]),), None, ids(id), BLOCK),))
+
+    outlook.joined("a", model="m", capacity_tokens=None, block_tokens=BLOCK, now=10.0)
+    outlook.hear("a", FeedReset(None, "start", whole=True), 5.0)
+    outlook.hear("a", batch(9), 6.0)
+
+    def heard() -> None:
+        outlook.hear("a", FeedReset(None, "another life", whole=True), 11.0)
+        outlook.hear("a", batch(7), 11.0)
+
+    if quicker == "feed":
+        heard()
+    outlook.restarted("a")
+    assert outlook.awaited("a", 0.0, 20.0) == (quicker == "probe")
+    if quicker == "probe":
+        heard()
+    assert not outlook.awaited("a", 0.0, 20.0)
+    old, told = (path_of(salt, ids(id)) for id in (9, 7))
+    assert (outlook.cached("a", old, 20.0), outlook.cached("a", told, 20.0)) == (0, BLOCK)
+
+
+def test_what_another_gateway_left_a_moment_ago_is_awaited_until_a_loss_is_told() -> None:
+    outlook = Outlook()
+    outlook.joined("a", model="m", capacity_tokens=None, block_tokens=BLOCK)
+    assert not outlook.awaited("a", 100.0, 101.0), "it tells of nothing"
+    outlook.hear("a", FeedReset(None, "start", whole=True), 50.0)
+    assert outlook.awaited("a", 100.0, 101.0)
+    assert not outlook.awaited("a", 100.0, 111.0)
+    outlook.hear("a", EventBatch(0, 100.5, 0, (AllBlocksCleared(),)), 100.6)
+    assert not outlook.awaited("a", 100.0, 101.0)
