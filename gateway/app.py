@@ -33,6 +33,7 @@ from gateway.api import (
     erasures,
     health,
     keys,
+    limits,
     replicas,
     sessions,
     suspension,
@@ -58,6 +59,8 @@ from gateway.fleet.member import member_of
 from gateway.fleet.roster import Roster
 from gateway.fleet.supervisor import EmbeddedEngine, embedded_engine
 from gateway.ids import derived_id, id_maker
+from gateway.limits.counters import open_counters
+from gateway.limits.gate import Gate
 from gateway.metrics import Metrics
 from gateway.policy import policy_of
 from gateway.sealing import seal
@@ -123,7 +126,7 @@ def create_app(
         app.include_router(module.router)
     for module in (transfer, context, suspension, sessions, erasures, turns, compactions, usage, health):
         app.include_router(module.router)
-    for module in (replicas, keys, tenants, audit, admin):
+    for module in (replicas, keys, tenants, limits, audit, admin):
         app.include_router(module.router)
     app.add_exception_handler(GatewayError, on_gateway_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -188,6 +191,19 @@ async def _wire(
     policy = partial(_policy, settings)
     compactions = Compactions(compaction_room, policy=policy, at_once=settings.compactions_at_once)
     compactions.on_ended = app.state.metrics.compaction_ended
+    counters = await stack.enter_async_context(
+        open_counters(settings.counted_in, store, clock, lease_s=settings.lease_s)
+    )
+    gate = Gate(
+        store,
+        counters,
+        clock=clock,
+        renew_s=settings.lease_renew_s,
+        blind_refuses=settings.limits_failure == "refuse",
+        refused=app.state.metrics.refused,
+        blind=app.state.metrics.limits_blind.inc,
+    )
+    await stack.enter_async_context(gate.open())
     room = TurnRoom(
         store=store,
         fleet=fleet,
@@ -200,6 +216,7 @@ async def _wire(
         lease_s=settings.lease_s,
         max_output_tokens=settings.max_output_tokens,
         compactions=compactions,
+        gate=gate,
     )
     idempotency = derive(secret, "idempotency")
     await stack.enter_async_context(fleet.running())

@@ -14,6 +14,7 @@ from gateway.commands import (
     engine,
     erase,
     keys,
+    limits,
     migrate,
     models,
     replicas,
@@ -43,6 +44,7 @@ app.command()(erase.erase)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
 app.add_typer(tenants.app, name="tenants")
+app.add_typer(limits.app, name="limits")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(replicas.app, name="replicas")
 

@@ -28,6 +28,7 @@ FLAGS = {"database_url": "--database", "upstreams": "--upstream"}  # where the o
 OTHER_VARIABLES = frozenset({"TURNKEEP_CONFIG", "TURNKEEP_DATA", "TURNKEEP_MODELS", "TURNKEEP_API_KEY", "TURNKEEP_URL"})
 OTHER_PREFIXES = ("TURNKEEP_TEST_", "TURNKEEP_FAILPOINT")
 TABLES = {"upstreams": (UpstreamAddress.model_fields, "settings"), "prices": (Price.model_fields, "usage")}
+HIDDEN = ("secret", "api_key", "database_url", "limits_storage")  # may hold what nobody is to read
 # Kubernetes sets these in every container for a service that is named turnkeep
 KUBERNETES = re.compile(r"^TURNKEEP_(SERVICE_|PORT_\d+_)")
 
@@ -155,7 +156,7 @@ def _problem(detail: Any, sources: Mapping[str, str], text: str) -> str:
         fields, page = TABLES.get(name, (CompactionFields.model_fields, "compaction"))
         message = f"there is no such key{_did_you_mean(location[-1], list(fields), page=page)}"
     shown = detail["input"]
-    hidden = location[-1] in ("secret", "api_key", "database_url") or not isinstance(shown, str | int | float | bool)
+    hidden = location[-1] in HIDDEN or not isinstance(shown, str | int | float | bool)
     value = "" if hidden else f" (it is {str(shown)[:80]!r})"
     source = sources.get(name, "default")
     file, _, line = source.rpartition(":")

@@ -54,6 +54,12 @@ class Metrics:
             buckets=TTFT_BUCKETS,
             registry=registry,
         )
+        self.limited = Counter(
+            "turnkeep_limited", "Requests that a limit of a tenant or a key refused.", ["limit"], registry=registry
+        )
+        self.limits_blind = Counter(
+            "turnkeep_limits_blind", "Requests whose limits could not be counted.", registry=registry
+        )
         self.running = Gauge("turnkeep_turns_running", "Turns that run here.", registry=registry)
         self.replica_up = Gauge("turnkeep_replica_up", "1: answers probes.", ["replica"], registry=registry)
         self.queue_wait = Histogram(
@@ -99,6 +105,10 @@ class Metrics:
             self.ttft.observe(run.first_piece_at - run.started_at)
         self.queue_wait.observe((ended.metadata.get("queued_ms") or 0.0) / 1000)
         self.duration.observe(time.monotonic() - run.started_at)
+
+    def refused(self, limit: str) -> None:
+        """Count a request that was refused by a limit of this name."""
+        self.limited.labels(limit).inc()
 
     def forwarded_ended(self, route: str, status: str, duration_s: float) -> None:
         """Count a request without a session that has ended: completed, refused, failed or cancelled."""

@@ -26,6 +26,7 @@ from gateway.upstream import UpstreamAddress
 DEMO_MODEL = "smollm2-135m-instruct"
 MIB = 1024 * 1024
 MASK = "********"
+REDIS = ("redis://", "rediss://", "redis+unix://")
 
 HistoryMode = Literal["auto", "off", "match", "append", "replace"]
 OnDisconnect = Literal["cancel", "finish"]
@@ -227,6 +228,17 @@ class Settings(BaseSettings):
         "until none is taken for this long; those that are left are cut short. 0: nothing is offered.",
     )
 
+    limits_storage: str = Field(
+        "auto",
+        repr=False,  # may hold a password
+        description="Where limits of tenants and keys are counted: `memory` of this gateway, `database`, or a Redis "
+        "(redis://USER:PASSWORD@HOST:PORT/N, rediss://, redis+unix://). auto: the database where that is PostgreSQL, "
+        "which gateways share; else memory.",
+    )
+    limits_failure: Literal["allow", "refuse"] = Field(
+        "allow", description="What becomes of requests that a limit holds for while it cannot be counted."
+    )
+
     # what was used
     prices: dict[str, Price] = Field(
         {},
@@ -293,6 +305,13 @@ class Settings(BaseSettings):
         )
 
     @property
+    def counted_in(self) -> str:
+        """`limits_storage`, with auto made out."""
+        if self.limits_storage != "auto":
+            return self.limits_storage
+        return "memory" if self.database_url.startswith("sqlite") else "database"
+
+    @property
     def embedded(self) -> bool:
         """Whether the gateway starts an engine of its own: where no replica is named, or only fallbacks are."""
         return all(upstream.fallback for upstream in self.upstreams)
@@ -345,6 +364,13 @@ class Settings(BaseSettings):
         if scheme not in ("sqlite", "postgresql", "postgres"):
             raise ValueError("written sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME")
         return url
+
+    @field_validator("limits_storage")
+    @classmethod
+    def _known_storage(cls, where: str) -> str:
+        if where not in ("auto", "memory", "database") and not where.startswith(REDIS):
+            raise ValueError(f"auto, memory, database, or a URL that begins with {', '.join(REDIS)}")
+        return where
 
     @field_validator("secret")
     @classmethod
@@ -401,7 +427,7 @@ def _listed(value: Any) -> Any:
 def _shown(name: str, value: Any) -> str:
     if isinstance(value, SecretStr):
         return MASK
-    if name == "database_url":
+    if name in ("database_url", "limits_storage"):
         return masked_url(value)
     if name == "upstreams":
         return ", ".join(f"{u.name}={u.url} ({u.kind}{', key ' + MASK if u.api_key else ''})" for u in value)

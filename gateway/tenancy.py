@@ -12,10 +12,11 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from gateway.errors import Forbidden, Unauthorized
+from gateway.limits.told import Told
 from gateway.secrets import derive
 from gateway.store.key_records import KeyRecord
 
@@ -35,6 +36,7 @@ class Identity:
     tenant_id: str
     key_id: str
     scopes: frozenset[str]
+    told: Told = field(default_factory=Told, compare=False)  # how its limits stand, for the answer's headers
 
     def need(self, *scopes: str) -> None:
         """Raise Forbidden unless this identity has one of `scopes`; "admin" has them all."""

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from fastapi import Request
 
 from gateway.api.unasked import refuse_unasked
+from gateway.limits.told import Told
 from gateway.store.records import KeyRecord
 from gateway.store.sessions import Store
 from gateway.tenancy import LOCAL, Identity, identify, key_digest, key_of, new_key, successor
 
+TOLD = "turnkeep.told"  # of a request's scope: what its answer says of limits
 REMEMBERED_S = 2.0  # a revoked key works at most this much longer
 REMEMBERED_KEYS = 4096
 
@@ -32,7 +35,7 @@ class Access:
     async def identity(self, authorization: str | None) -> Identity:
         """Raises Unauthorized."""
         if not self._auth:
-            return LOCAL
+            return replace(LOCAL, told=Told())
         key, now = key_of(authorization), self._clock()
         known = self._seen.get(key)
         if known is None or not 0 <= now - known[0] <= REMEMBERED_S:
@@ -77,6 +80,7 @@ def needs(*scopes: str) -> Callable[[Request], Awaitable[Identity]]:
         access: Access = request.app.state.gateway.access
         identity = await access.identity(authorization_of(request))
         identity.need(*scopes)
+        request.scope[TOLD] = identity.told
         if scopes[0] != "chat":
             await refuse_unasked(request)
         return identity

@@ -17,6 +17,7 @@ from gateway.api.body import json_object, validated
 from gateway.api.describe import answers, body_of
 from gateway.api.schemas import ChatAnswer, ChatBody, ModelList
 from gateway.api.state import Gateway, gateway_of
+from gateway.api.stored import limited
 from gateway.api.streams import Awaited, EventStream, event
 from gateway.errors import BadRequest, UpstreamFailed
 from gateway.policy import min_bits_of
@@ -116,6 +117,7 @@ async def command_of(
         tenant_id=caller.tenant_id,
         ask=ask,
         key_id=caller.key_id,
+        told=caller.told,
         user_ref=asked.user,
         on_disconnect=_on_disconnect(request, gateway, asked, keyed=mode in ("append", "replace")),
         idempotency_key=idempotency_key,
@@ -126,9 +128,9 @@ async def command_of(
     if mode == "off":
         return replace(command, idempotency_key=None)
     if mode == "match":
-        return await _matched(gateway, command, asked.user)
+        return await _matched(gateway, caller, command)
     assert key is not None
-    return await _keyed(gateway, command, key, mode, asked.user)
+    return await _keyed(gateway, caller, command, key, mode)
 
 
 def _wish(request: Request, gateway: Gateway, asked: ChatBody) -> str:
@@ -156,8 +158,8 @@ def idempotency_key_of(request: Request) -> str | None:
     return key
 
 
-async def _matched(gateway: Gateway, command: TurnCommand, user_ref: str | None) -> TurnCommand:
-    ask, tenant = command.ask, command.tenant_id
+async def _matched(gateway: Gateway, caller: Identity, command: TurnCommand) -> TurnCommand:
+    ask, tenant, user_ref = command.ask, command.tenant_id, command.user_ref
     items = ask.kept
     chain = await find_chain(gateway.store, tenant, user_ref, ask.system, items)
     if chain is not None:
@@ -171,19 +173,19 @@ async def _matched(gateway: Gateway, command: TurnCommand, user_ref: str | None)
         )
     key = command.idempotency_key
     session_id = gateway.key_id_of(tenant, key) if key is not None else gateway.new_id("sess")
-    new = _new_session(session_id, command, "matched", user_ref)
+    new = limited(gateway, caller, _new_session(session_id, command, "matched"))
     return replace(command, session_id=session_id, create=new, busy_is_stateless=key is None)
 
 
-async def _keyed(gateway: Gateway, command: TurnCommand, key: str, mode: str, user_ref: str | None) -> TurnCommand:
+async def _keyed(gateway: Gateway, caller: Identity, command: TurnCommand, key: str, mode: str) -> TurnCommand:
     ask, tenant = command.ask, command.tenant_id
     known = gateway.registry.heads.get(tenant, key)
     session = known.session if known is not None else await gateway.store.get_session(tenant, key)
     keyed = replace(
         command,
         session_id=key,
-        create=_new_session(key, command, "chat", user_ref),
-        again=lambda: _keyed(gateway, command, key, mode, user_ref),
+        create=limited(gateway, caller, _new_session(key, command, "chat")),
+        again=lambda: _keyed(gateway, caller, command, key, mode),
     )
     if session is None:
         return keyed
@@ -214,8 +216,8 @@ async def _keyed(gateway: Gateway, command: TurnCommand, key: str, mode: str, us
     return replace(keyed, ask=ask, parent=parent, follows=follows)
 
 
-def _new_session(session_id: str, command: TurnCommand, origin: Any, user_ref: str | None) -> NewSession:
-    ask = command.ask
+def _new_session(session_id: str, command: TurnCommand, origin: Any) -> NewSession:
+    ask, user_ref = command.ask, command.user_ref
     return NewSession(session_id, command.tenant_id, ask.model, ask.system, ask.tools, user_ref=user_ref, origin=origin)
 
 

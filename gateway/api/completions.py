@@ -18,7 +18,7 @@ from gateway.api.completion_ids import by_ids
 from gateway.api.describe import answers, body_of
 from gateway.api.problems import request_id_of
 from gateway.api.state import Gateway, gateway_of
-from gateway.api.stateless import Job, about, answered
+from gateway.api.stateless import Job, about, answered, used_in
 from gateway.api.stateless_schemas import CompletionBody, EmbeddingsBody, Forwarded, RerankBody, Stateless
 from gateway.api.streams import Awaited, EventStream, event
 from gateway.errors import GatewayError, UpstreamFailed
@@ -85,6 +85,7 @@ def _job(request: Request, caller: Identity, asked: Stateless, param: str, ids: 
         caller.tenant_id,
         request_id_of(request),
         caller.key_id,
+        caller.told,
         asked.user,
         stream=bool(fields.get("stream")),
         by_ids=ids,
@@ -113,7 +114,7 @@ class _Counted:
             self.status = "refused" if error.status < 500 else "failed"
         self.metrics.forwarded_ended(self.job.route, self.status, self.clock() - self.began)
         self.metrics.forwarded_used(self.job.route, self.used)
-        if (amount := forwarded_amount(self.used)) != Amount():
+        if (amount := used_in({"usage": self.used})) != Amount():
             names = (self.job.key_id, self.job.user_ref or "", "", self.job.model)
             account = Account(self.job.tenant_id, day_of(self.gateway.clock()), *names, "request")
             self.gateway.store.note_usage(account, amount)
@@ -121,18 +122,6 @@ class _Counted:
     def told(self, event: dict[str, Any]) -> None:
         if isinstance(usage := event.get("usage"), dict):
             self.used = usage
-
-
-def forwarded_amount(usage: Mapping[str, Any]) -> Amount:
-    """Of an engine's own `usage`, whose numbers are not trusted to be any."""
-    details = usage.get("prompt_tokens_details")
-    numbers = (
-        usage.get("prompt_tokens", usage.get("total_tokens")),
-        details.get("cached_tokens") if isinstance(details, dict) else 0,
-        usage.get("completion_tokens"),
-    )
-    prompt, cached, output = (n if isinstance(n, int) and 0 <= n < 1 << 40 else 0 for n in numbers)
-    return Amount(1, prompt, min(cached, prompt), output) if prompt or output else Amount()
 
 
 async def _whole(request: Request, gateway: Gateway, job: Job) -> Response:

@@ -12,7 +12,7 @@ from gateway.api.schemas import ErrorAnswer
 MEANS = {
     400: "The request is wrong; `param` names the place.",
     401: "No valid API key.",
-    403: "The key lacks the scope; with auth off, the Host or Origin may not ask.",
+    403: "The key lacks the scope, or as much is stored as may be; with auth off, the Host or Origin may not ask.",
     404: "Not found, or another tenant's.",
     408: "The body pauses, or comes too slowly.",
     409: "The session is answering another turn (`session_busy`), or the id is taken.",
@@ -21,7 +21,7 @@ MEANS = {
     415: "The body is of another media type, or has a content-encoding.",
     422: "Idempotency key reused with another body, or a tool output without its call.",
     428: "If-Match is needed.",
-    429: "As many turns wait as may, of this tenant's among others; see Retry-After.",
+    429: "Over a limit of the tenant or the key, or as many turns wait as may; see Retry-After.",
     431: "The request line and headers are too large.",
     500: "A mistake inside the gateway.",
     502: "The engine failed.",

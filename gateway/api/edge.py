@@ -16,6 +16,7 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.api.access import TOLD
 from gateway.api.problems import bug_response, error_response
 from gateway.errors import BadRequest, Forbidden, GatewayError, ShuttingDown, Unavailable
 from gateway.store.records import StoreUnavailable
@@ -49,6 +50,8 @@ class Edge:
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers["x-content-type-options"] = "nosniff"
+                if (told := scope.get(TOLD)) is not None and told.kinds:
+                    headers.update(dict(told.headers()))
             await send(message)
 
         try:

@@ -18,6 +18,7 @@ from gateway.api.describe import answers, body_of
 from gateway.api.schemas import Policy, ReceiptShape, SessionCreate, SessionList, SessionPatch, SessionShape
 from gateway.api.shapes import deleted_json, session_json
 from gateway.api.state import Gateway, gateway_of
+from gateway.api.stored import create
 from gateway.errors import (
     BadRequest,
     Conflict,
@@ -133,7 +134,7 @@ async def create_session(request: Request, caller: Caller) -> Response:
         expires_at=gateway.clock() + asked.ttl_seconds if asked.ttl_seconds is not None else None,
     )
     try:
-        return session_response(await gateway.store.create_session(new), 201)
+        return session_response(await create(gateway, caller, new), 201)
     except DuplicateId:
         existing = await session_of(gateway, caller, session_id)
         if key is None:

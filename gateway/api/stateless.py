@@ -16,8 +16,11 @@ from gateway.errors import BadRequest, ContextTooLong, GatewayError, NotFound, U
 from gateway.fleet.blame import Blame
 from gateway.fleet.replica import Replica
 from gateway.fleet.stateless import choose_for, offers
+from gateway.limits.told import Told
 from gateway.sessions.failures import from_engine
+from gateway.store.usage_records import Amount
 
+MOST_TOKENS = 1 << 40  # of a usage that is believed
 Events = AsyncGenerator[dict[str, Any], None]
 
 
@@ -32,6 +35,7 @@ class Job:
     tenant_id: str
     request_id: str
     key_id: str = ""
+    told: Told | None = None
     user_ref: str | None = None
     stream: bool = False
     by_ids: Callable[[Replica, str], Events] | None = None  # (replica, salt) -> events of the route's shape
@@ -44,6 +48,33 @@ class Job:
 
 async def answered(gateway: Gateway, job: Job) -> AsyncGenerator[tuple[Replica, dict[str, Any]], None]:
     """(replica, event) as they come; of a job that does not stream, one. Raises GatewayError."""
+    held = await gateway.room.gate.admit(job.tenant_id, job.key_id, int(job.cost) + 1, job.told)
+    used = Amount()
+    try:
+        async with aclosing(_answered(gateway, job)) as events:
+            async for replica, event in events:
+                used = max(used, used_in(event), key=lambda amount: amount.tokens)
+                yield replica, event
+    finally:
+        gateway.room.gate.end(held, used.tokens)
+
+
+def used_in(event: Mapping[str, Any]) -> Amount:
+    """Of an engine's own `usage`, whose numbers are not trusted to be any."""
+    usage = event.get("usage")
+    if not isinstance(usage, dict):
+        return Amount()
+    details = usage.get("prompt_tokens_details")
+    numbers = (
+        usage.get("prompt_tokens", usage.get("total_tokens")),
+        details.get("cached_tokens") if isinstance(details, dict) else 0,
+        usage.get("completion_tokens"),
+    )
+    prompt, cached, output = (n if isinstance(n, int) and 0 <= n < MOST_TOKENS else 0 for n in numbers)
+    return Amount(1, prompt, min(cached, prompt), output) if prompt or output else Amount()
+
+
+async def _answered(gateway: Gateway, job: Job) -> AsyncGenerator[tuple[Replica, dict[str, Any]], None]:
     tried: list[str] = []
     salt = gateway.room.cache_salt(job.tenant_id)
     failed: EngineError | None = None

@@ -26,6 +26,7 @@ from gateway.api.schemas import ImportShape, SessionCreate
 from gateway.api.sessions import REQUEST_MARK, check_summariser, session_of, session_response
 from gateway.api.shapes import compaction_json
 from gateway.api.state import Gateway, gateway_of
+from gateway.api.stored import create
 from gateway.errors import BadRequest, Conflict, TooLarge
 from gateway.sessions.command import Ask
 from gateway.sessions.history import TAIL
@@ -139,7 +140,7 @@ async def import_session(
     pinned = frozenset(turn.id for turn in turns if turn.pinned)
     await check_pinned(gateway.room, ask, [turn.standing() for turn in turns], pinned)
     try:
-        made = await gateway.store.create_session(new)
+        made = await create(gateway, caller, new)
     except DuplicateId:
         raise Conflict(f"there is a session {new.id!r} already", code="session_exists", param="id") from None
     try:

@@ -120,6 +120,7 @@ def _command(
         tenant_id=session.tenant_id,
         ask=ask_of(session),
         key_id=caller.key_id,
+        told=caller.told,
         version=session.version,
         ask_of=ask_of,
         session_id=session.id,

@@ -11,6 +11,7 @@ import orjson
 from compression.budget import OnOverflow, Reasoning
 from compression.conversation import Item
 from engines.contract import Grammar
+from gateway.limits.told import Told
 from gateway.store.records import HEAD, NewSession, SessionRecord
 
 OnDisconnect = Literal["cancel", "finish"]
@@ -89,6 +90,7 @@ class TurnCommand:
     user_ref: str | None = (
         None  # the end user, where no session says who it is; a session that is nobody's is theirs then
     )
+    told: Told | None = None  # hears how the limits of who asks stand
     version: int | None = None
     ask_of: Callable[[SessionRecord], Ask] | None = None
     follows: str | None = None

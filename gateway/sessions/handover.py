@@ -25,6 +25,7 @@ from engines.local.wire import sampling_fields
 from gateway.errors import GatewayError
 from gateway.fleet.identity import ModelIdentity
 from gateway.fleet.placement import Placement
+from gateway.limits.admission import Admission
 from gateway.sessions.command import Ask, Input, TurnCommand
 from gateway.sessions.continuation import Begun
 from gateway.sessions.history import History, load
@@ -80,6 +81,7 @@ class Handover:
     notes: Mapping[str, Any] = field(default_factory=dict)
     min_bits: int = 0  # that was asked for
     key_id: str = ""  # of the API key that asked
+    admission: Admission | None = None  # what it holds of its tenant's limits
 
     def to_bytes(self) -> bytes:
         prompt, built = self.prompt, self.built
@@ -102,6 +104,7 @@ class Handover:
             "marks": built.marks.as_json(),
             "min_bits": self.min_bits,
             "key_id": self.key_id,
+            "admission": self.admission.as_json() if self.admission is not None else None,
             "sampling": sampling_fields(self.sampling),
             **{
                 name: {"fingerprint": who.fingerprint}
@@ -152,6 +155,7 @@ class Handover:
             changed_from=_identity(told.get("changed_from")),
             min_bits=told.get("min_bits", 0),
             key_id=told.get("key_id", ""),
+            admission=Admission.of_json(held) if (held := told.get("admission")) is not None else None,
             **{name: told[name] for name in PLAIN},
         )
 
@@ -175,6 +179,7 @@ def handover_of(
     handed: Sequence[Mapping[str, Any]],
     num_events: int,
     stored_events: bool,
+    admission: Admission | None = None,
 ) -> Handover | None:
     """What another gateway needs to go on exactly; None where it could not."""
     prompt, ask, caps = prepared.prompt, command.ask, placement.replica.capabilities
@@ -209,6 +214,7 @@ def handover_of(
         notes=command.metadata,
         min_bits=ask.min_bits,
         key_id=command.key_id,
+        admission=admission,
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gateway.fleet.fleet import Fleet
+from gateway.limits.gate import Gate
 from gateway.sessions.compaction import Compactions
 from gateway.sessions.models import Models
 from gateway.sessions.registry import Registry
@@ -31,6 +32,7 @@ class TurnRoom:
     lease_s: float
     max_output_tokens: int
     compactions: Compactions
+    gate: Gate
     prompts: SharedPrompts = field(default_factory=SharedPrompts)
 
     async def forget(self, tenant_id: str, session_id: str) -> bool:

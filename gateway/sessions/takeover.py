@@ -51,6 +51,8 @@ async def _go_on(room: TurnRoom, taken: Taken, handover: Handover) -> None:
     )
     run.fence = taken.fence
     work = TurnWork.taken_up(room, up, run, record)
+    if handover.admission is not None:
+        await room.gate.adopt(handover.admission)
     told: list[TurnEvent] = list(work.told)
     if handover.stored_events:
         stored = await room.store.read_events(offer.tenant_id, offer.session_id, offer.turn_id, 0)

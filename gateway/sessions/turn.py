@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from gateway.errors import Conflict, NotFound, SessionBusy, ShuttingDown, Unprocessable
+from gateway.limits.admission import Admission
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.compaction_events import as_begun
 from gateway.sessions.fit import fitting, prepared_for
@@ -34,6 +35,7 @@ from gateway.store.records import (
     Known,
     NoSession,
     SessionRecord,
+    TooManySessions,
     TurnRecord,
 )
 
@@ -124,8 +126,25 @@ async def _until_free(room: TurnRoom, command: TurnCommand) -> float:
 async def _begun(
     room: TurnRoom, command: TurnCommand, history: History, prepared: Prepared, made: CompactionRecord | None
 ) -> TurnRun | Busy | HeadMoved | Known | NoSession:
-    outcome_ = await room.store.begin_turn(_begin(room, command, history))
-    return _launch(room, command, history, prepared, outcome_, made) if isinstance(outcome_, Begun) else outcome_
+    """Transaction 1, for a turn that its tenant's limits let through."""
+    held = await _admitted(room, command, prepared)
+    try:
+        outcome_ = await room.store.begin_turn(_begin(room, command, history))
+        if not isinstance(outcome_, Begun):
+            return outcome_
+        run = _launch(room, command, history, prepared, outcome_, made, held)
+        held = None
+        return run
+    except TooManySessions as error:
+        raise room.gate.no_session(error) from error
+    finally:
+        room.gate.give_back(held)
+
+
+async def _admitted(room: TurnRoom, command: TurnCommand, prepared: Prepared) -> Admission | None:
+    """It may use its prompt and the longest answer. Raises RateLimited, Forbidden, Unavailable."""
+    tokens = prepared.prompt_tokens + prepared.sampling.max_tokens
+    return await room.gate.admit(command.tenant_id, command.key_id, tokens, command.told)
 
 
 def _noted(command: TurnCommand, made: CompactionRecord | None) -> TurnCommand:
@@ -239,7 +258,8 @@ async def _start_stateless(room: TurnRoom, command: TurnCommand) -> TurnRun:
     else:
         check_pairs({}, command.ask.kept, param=command.param)
     prepared = await prepared_for(room, unsaved, history, None)
-    return _launch(room, unsaved, history, prepared, None, None)
+    held = await room.registry.see_through(_admitted(room, command, prepared), room.gate.give_back)
+    return _launch(room, unsaved, history, prepared, None, None, held)
 
 
 def _launch(
@@ -249,6 +269,7 @@ def _launch(
     prepared: Prepared,
     begun: Begun | None,
     made: CompactionRecord | None,
+    held: Admission | None,
 ) -> TurnRun:
     run = TurnRun(
         begun.turn_id if begun is not None else room.new_id("turn"),
@@ -257,7 +278,7 @@ def _launch(
         on_disconnect=command.on_disconnect,
     )
     run.fence = begun.fence if begun is not None else 0
-    work = TurnWork(room, command, history, prepared, run, begun)
+    work = TurnWork(room, command, history, prepared, run, begun, held)
     run.emit(
         TurnStarted(
             run.turn_id, run.session_id, work.seq, command.ask.model, room.clock(), work.metadata(prepared.placement)

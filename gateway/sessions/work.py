@@ -12,6 +12,7 @@ import structlog
 
 from engines.contract import Capabilities
 from gateway.fleet.placement import Placement
+from gateway.limits.admission import Admission
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.ending import Ending
 from gateway.sessions.events import EventLog
@@ -24,6 +25,7 @@ from gateway.sessions.room import TurnRoom
 from gateway.sessions.run import Piece, TurnRun
 from gateway.store.handovers import Offer
 from gateway.store.records import Begun, StoreUnavailable, TurnRecord
+from gateway.store.usage_records import amount_of
 
 log = structlog.get_logger(__name__)
 
@@ -39,11 +41,13 @@ class TurnWork:
         prepared: Prepared,
         run: TurnRun,
         begun: Begun | None,
+        held: Admission | None = None,
     ) -> None:
         self.room, self.command, self.run = room, command, run
         self.answer = Generation(room, command, history, prepared, run)
         self.ending = Ending(room, command, run, self.answer, begun)
         self.told: Sequence[Piece] = ()
+        self.held = held
 
     @property
     def seq(self) -> int | None:
@@ -61,7 +65,7 @@ class TurnWork:
         """A turn that another gateway began, from its ids on. `told`: what was told of the answer there."""
         turn, handover = record.turn, up.handover
         begun = Begun(turn.seq, run.fence, turn.parent_id, turn_id=turn.id)
-        work = cls(room, up.command, up.history, up.prepared, run, begun)
+        work = cls(room, up.command, up.history, up.prepared, run, begun, handover.admission)
         answer = work.answer
         answer.handed = handover.handed
         answer.failover.moves = list(handover.moves)
@@ -94,10 +98,18 @@ class TurnWork:
             self.run.emit(self.ending.ended(outcome(self.run, self.answer.reader, self.run.failure), {}))
             raise
         finally:
+            self._leave()
             if log is not None:
                 await log.close()
         if bug is not None:
             raise bug
+
+    def _leave(self) -> None:
+        """What it held of its tenant's limits goes back, or on with it."""
+        if self.run.moved:
+            self.room.gate.hand_over(self.held)
+        else:
+            self.room.gate.end(self.held, amount_of(self.ending.usage()).tokens)
 
     async def _handed_over(self, events: EventLog | None) -> bool:
         """Whether another gateway goes on with it."""
@@ -117,6 +129,7 @@ class TurnWork:
             handed=[*answer.handed, {"from": owner.partition("/")[0], "at_tokens": answer.reader.num_ids}],
             num_events=len(run.events),
             stored_events=events is not None,
+            admission=self.held,
         )
         if handover is None:
             return False

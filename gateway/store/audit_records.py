@@ -15,6 +15,8 @@ Action = Literal[
     "key.rotate",
     "key.revoke",
     "tenant.create",
+    "limits.set",
+    "limits.remove",
     "replica.add",
     "replica.drain",
     "replica.undrain",

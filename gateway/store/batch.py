@@ -19,10 +19,14 @@ from gateway.store import statements as sql
 from gateway.store.begin import Admit, LiveSession, LiveTurn, Reopen, Seen, decide_begin
 from gateway.store.commands import Append, Begin, Command, Finish, Release
 from gateway.store.erase import delete_rows, erase_expired_session
+from gateway.store.limit_records import Holder, TooManySessions
+from gateway.store.limits import check_sessions
 from gateway.store.live import Key, lock_sessions, places, turns_by_key
 from gateway.store.prepared import run_many
 from gateway.store.reads import read_turns
 from gateway.store.records import HEAD, BeginOutcome, Begun, Known, LeaseLost, NewSession, UnknownTurn
+from gateway.store.rows import OUTPUT
+from gateway.store.sizes import stored_by
 from gateway.store.usage import book, booked_of
 from gateway.store.usage_records import Account, Amount, amount_of, day_of
 
@@ -145,7 +149,12 @@ class _Round:
                 return UnknownTurn(f"the session has no turn {begin.parent!r} to go on from")
         if session is None:
             assert begin.create is not None, "decide_begin admits to an absent session only to create it"
+            try:
+                self._check_bounds(begin.create)
+            except TooManySessions as refused:
+                return refused
             session = self._create(command, begin.create)
+        session.bytes += command.bytes
         if admitted.rekey is not None:
             self._rows[sql.REKEY_TURN].append({"b_tenant": begin.tenant_id, "b_id": admitted.rekey.id})
         if session.new is None and session.user_ref is None and begin.user_ref is not None:
@@ -184,6 +193,12 @@ class _Round:
         made = session.new is not None
         return Begun(seq=seq, fence=session.fence, parent_id=admitted.parent_id, turn_id=begin.turn_id, made=made)
 
+    def _check_bounds(self, new: NewSession) -> None:
+        """Sessions that this round makes are not in the database yet."""
+        for bound in new.bounds:
+            made = sum(1 for s in self._sessions.values() if s.new is not None and made_by(s, bound.holder))
+            check_sessions(self._connection, [bound], 1 + made)
+
     def _create(self, command: Begin, new: NewSession) -> LiveSession:
         session = LiveSession(
             tenant_id=new.tenant_id,
@@ -199,6 +214,7 @@ class _Round:
             origin=new.origin,
             expires_at=new.expires_at,
             version=1,
+            bytes=command.session["bytes"],
             new=command.session | {"created_at": self._now, "updated_at": self._now},
         )
         self._rows[sql.INSERT_METADATA].extend(command.metadata)
@@ -212,6 +228,7 @@ class _Round:
         if (booked := booked_of(self._connection, begin.tenant_id, turn.id)) is not None:
             account, amount = booked
             self._spent.append((account, -amount))  # it runs again, and is booked then
+        session.bytes += command.bytes - stored_by(self._connection, begin.tenant_id, turn.id, part=OUTPUT)
         self._lease(session, turn.id, begin.owner, begin.lease_s)
         for statement in (sql.DELETE_OUTPUT, sql.DELETE_EVENTS):
             self._rows[statement].append(place)
@@ -244,6 +261,7 @@ class _Round:
         if finish.move_head:
             session.head = finish.turn_id
         self._free(session)
+        session.bytes += command.bytes
         self._rows[sql.FINISH_TURN].append(command.row | {"completed_at": self._now})
         self._rows[sql.INSERT_ITEM].extend(command.items)
         if finish.spender is not None:
@@ -271,6 +289,7 @@ class _Round:
             self._lapse(session, None)
             return None
         self._free(session)
+        session.bytes -= stored_by(self._connection, command.tenant_id, command.turn_id)
         for statement in (sql.DELETE_EVENTS, sql.DELETE_ITEMS, sql.DELETE_TURN):
             self._rows[statement].append({"b_tenant": command.tenant_id, "b_id": command.turn_id})
         if session.next_seq == place.seq + 1:
@@ -323,7 +342,14 @@ def _state(session: LiveSession) -> dict[str, Any]:
         "lease_until": session.lease_until,
         "running_turn_id": session.running,
         "cancel_requested": session.cancel,
+        "bytes": session.bytes,
     }
+
+
+def made_by(session: LiveSession, holder: Holder) -> bool:
+    """A session that this round makes counts for this holder."""
+    assert session.new is not None
+    return session.tenant_id == holder.tenant_id and holder.key_id in ("", session.new["key_id"])
 
 
 def _lost(turn_id: str, fence: int | None) -> LeaseLost:

@@ -26,6 +26,7 @@ class LiveSession:
     expires_at: float | None
     version: int
     view_version: int = 0
+    bytes: int = 0
     new: dict[str, Any] | None = None  # the row to insert; None: it exists
     dirty: bool = False
 

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, and_, bindparam, update
 
 from gateway.store.erase import erase_expired_session, forget_later
 from gateway.store.erasure_records import ARCHIVED
+from gateway.store.limits import check_sessions
 from gateway.store.live import lock_sessions
 from gateway.store.reads import read_session
 from gateway.store.records import (
@@ -20,15 +21,17 @@ from gateway.store.records import (
     VersionConflict,
 )
 from gateway.store.rows import encode, metadata_rows, session_row, storable
+from gateway.store.sizes import recount
 from gateway.store.tables import forgettings, session_metadata, sessions, turns
 from gateway.store.usage import move_user
 
 
 def create_session(connection: Connection, new: NewSession, now: float) -> SessionRecord:
-    """Raises DuplicateId."""
+    """Raises DuplicateId, TooManySessions."""
     if read_session(connection, new.tenant_id, new.id, now) is not None:
         raise DuplicateId(f"there is a session {new.id!r} already")
     erase_expired_session(connection, new.tenant_id, new.id, now)  # one whose time is over, not yet swept
+    check_sessions(connection, new.bounds)
     connection.execute(sessions.insert(), session_row(new, now))
     if rows := metadata_rows(new.tenant_id, new.id, new.metadata):
         connection.execute(session_metadata.insert(), rows)
@@ -115,6 +118,8 @@ def update_session(
         )
         if rows := metadata_rows(tenant_id, session_id, changes.set["metadata"]):
             connection.execute(session_metadata.insert(), rows)
+    if {"system", "tools", "metadata"} & changes.set.keys():
+        recount(connection, tenant_id, session_id)
     if "user_ref" in changes.set:
         mine = and_(turns.c.tenant_id == tenant_id, turns.c.session_id == session_id)
         connection.execute(update(turns).where(mine).values(user_ref=changes.set["user_ref"] or ""))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.store.records import BeginTurn, FinishTurn
-from gateway.store.rows import INPUT, OUTPUT, encode, item_rows, metadata_rows, session_row, storable
+from gateway.store.rows import INPUT, OUTPUT, encode, item_rows, metadata_rows, session_row, size, storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,11 @@ class Begin:
     notes: str  # the turn's own metadata, as it will be kept
 
     @property
+    def bytes(self) -> int:
+        """What its session then stores more."""
+        return sum(size(item["payload"]) for item in self.items)
+
+    @property
     def key(self) -> tuple[str, str]:
         return self.turn.tenant_id, self.turn.session_id
 
@@ -28,6 +33,12 @@ class Finish:
     turn: FinishTurn
     items: list[dict[str, Any]]
     row: dict[str, Any]  # parameters of the turn's update
+
+    @property
+    def bytes(self) -> int:
+        """What its session then stores more."""
+        ids = len(self.row["prompt_ids"] or b"") + len(self.row["output_ids"] or b"")
+        return ids + sum(size(item["payload"]) for item in self.items)
 
     @property
     def key(self) -> tuple[str, str]:

@@ -13,6 +13,8 @@ from gateway.store.audit import write_line
 from gateway.store.audit_records import AuditLine
 from gateway.store.cursors import encode_cursor, past
 from gateway.store.key_records import KeyOver, KeyPage, KeyRecord, LastAdminKey, NoTenant
+from gateway.store.limit_records import Holder
+from gateway.store.limits import copy_limits
 from gateway.store.records import DuplicateId, Overview
 from gateway.store.rows import encode, storable
 from gateway.store.tables import api_keys, sessions, tenants, turns
@@ -116,6 +118,7 @@ def rotate_key(
     add_key(connection, new, now, new_tenant=False, line=None)
     end = now + grace_s if known.expires_at is None else min(now + grace_s, known.expires_at)
     connection.execute(update(api_keys).where(*_place(known)).values(expires_at=end, replaced_by=new.id))
+    copy_limits(connection, Holder(known.tenant_id, known.id), Holder(new.tenant_id, new.id), now)
     write_line(connection, line, now)
     return replace(known, expires_at=end, replaced_by=new.id), new
 

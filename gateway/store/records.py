@@ -21,6 +21,8 @@ from gateway.store.compaction_records import StandingView as StandingView
 from gateway.store.compaction_records import ViewMoved as ViewMoved
 from gateway.store.erasure_records import Receipt as Receipt
 from gateway.store.key_records import KeyRecord as KeyRecord
+from gateway.store.limit_records import Bound
+from gateway.store.limit_records import TooManySessions as TooManySessions
 from gateway.store.usage_records import Spender
 
 # Who made a session: the session API (conversations too), a session key, history matching, a response of its own.
@@ -64,6 +66,8 @@ class NewSession:
     policy: Mapping[str, Any] = field(default_factory=dict)
     origin: Origin = "api"
     expires_at: float | None = None
+    key_id: str = ""  # of the API key that makes it
+    bounds: tuple[Bound, ...] = ()  # that it must fit: how many sessions its tenant, and its key, may have
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gateway.store.erase import erase_session, forget_later
 from gateway.store.erasure_records import NOBODYS
 from gateway.store.live import lock_sessions
 from gateway.store.rows import encode
+from gateway.store.sizes import recount
 from gateway.store.tables import compactions, events, handovers, items, sessions, turns
 
 DELETED = "deleted"  # in the turn's metadata, in front
@@ -55,6 +56,7 @@ def delete_response(
         connection.execute(update(sessions).where(here).values(head_turn_id=head, updated_at=now))
     if erased:
         forget_later(connection, tenant_id, session_id, NOBODYS, now)
+        recount(connection, tenant_id, session_id)
     return {name: count for name, count in erased.items() if count}
 
 

@@ -41,6 +41,11 @@ def _utf8(text: str) -> bool:
     return True
 
 
+def size(text: str) -> int:
+    """In bytes, as UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def item_rows(tenant_id: str, turn_id: str, part: int, items: Sequence[Item]) -> list[dict[str, Any]]:
     return [
         {
@@ -61,7 +66,7 @@ def item_of(row: Any) -> Item:
 
 def session_row(new: NewSession, now: float) -> dict[str, Any]:
     """The row of a session without turns, its lease free."""
-    storable(new.id, new.tenant_id, new.model, new.system, new.title, new.user_ref)
+    storable(new.id, new.tenant_id, new.model, new.system, new.title, new.user_ref, new.key_id)
     return {
         "tenant_id": new.tenant_id,
         "id": new.id,
@@ -85,6 +90,8 @@ def session_row(new: NewSession, now: float) -> dict[str, Any]:
         "lease_until": None,
         "running_turn_id": None,
         "cancel_requested": 0,
+        "key_id": new.key_id,
+        "bytes": sum(size(text) for text in (new.system or "", encode(list(new.tools)), encode(new.metadata))),
     }
 
 

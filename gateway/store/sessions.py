@@ -27,6 +27,7 @@ from gateway.store.erase import erase_session
 from gateway.store.erasure_store import ErasureStore
 from gateway.store.handovers import HandoverStore
 from gateway.store.key_store import KeyStore
+from gateway.store.limit_store import LimitStore
 from gateway.store.records import (
     BeginOutcome,
     BeginTurn,
@@ -81,7 +82,16 @@ async def open_store(
         await database.close()
 
 
-class Store(KeyStore, AuditStore, CompactionStore, HandoverStore, ReplicaStore, UsageStore, ErasureStore):
+class Store(
+    KeyStore,
+    AuditStore,
+    CompactionStore,
+    HandoverStore,
+    LimitStore,
+    ReplicaStore,
+    UsageStore,
+    ErasureStore,
+):
     """Made by `open_store`. `clock`: seconds since 1970; gateways on one database need clocks within a lease."""
 
     def __init__(self, database: Database, clock: Callable[[], float]) -> None:
@@ -101,7 +111,7 @@ class Store(KeyStore, AuditStore, CompactionStore, HandoverStore, ReplicaStore, 
     # ---- sessions
 
     async def create_session(self, new: NewSession) -> SessionRecord:
-        """Raises DuplicateId, UnstorableText."""
+        """Raises DuplicateId, TooManySessions, UnstorableText."""
         return await self._write(lambda connection: changes.create_session(connection, new, self._clock()))
 
     async def get_session(self, tenant_id: str, session_id: str) -> SessionRecord | None:
@@ -178,7 +188,8 @@ class Store(KeyStore, AuditStore, CompactionStore, HandoverStore, ReplicaStore, 
     # ---- turns
 
     async def begin_turn(self, begin: BeginTurn) -> BeginOutcome:
-        """Transaction 1. Raises UnknownTurn (the parent), DuplicateId (the turn), StoreUnavailable, UnstorableText."""
+        """Transaction 1. Raises UnknownTurn (the parent), DuplicateId (the turn), TooManySessions, StoreUnavailable,
+        UnstorableText."""
         outcome = await self._writer.submit(commands.begin(begin))
         assert outcome is not None
         assert not isinstance(outcome, Exception), "the writer raises what is an exception"

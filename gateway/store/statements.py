@@ -52,6 +52,7 @@ def lock_sessions(size: int) -> Select[Any]:
         sessions.c.expires_at,
         sessions.c.version,
         sessions.c.view_version,
+        sessions.c.bytes,
     )
     mine = select(*columns).where(sessions.c.tenant_id == _TENANT, _in(sessions.c.id, "id", size))
     return mine.order_by(sessions.c.id).with_for_update()
@@ -120,6 +121,7 @@ UPDATE_SESSION = (
                 "running_turn_id",
                 "cancel_requested",
                 "updated_at",
+                "bytes",
             )
         }
     )

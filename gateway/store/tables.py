@@ -66,6 +66,8 @@ sessions = Table(
     Column("running_turn_id", Text),
     Column("cancel_requested", Integer, nullable=False),
     Column("view_version", BigInteger, nullable=False, server_default="0"),  # grows where what is sent changes
+    Column("key_id", Text, nullable=False, server_default=""),  # of the API key that made it
+    Column("bytes", BigInteger, nullable=False, server_default="0"),  # of its items, token ids and own texts
     PrimaryKeyConstraint("tenant_id", "id"),
 )
 Index("ix_sessions_listed", sessions.c.tenant_id, sessions.c.updated_at, sessions.c.id)
@@ -395,3 +397,39 @@ usage_flushes = Table(  # the last number that each gateway wrote of what belong
     Column("number", BigInteger, nullable=False),
     Column("at", Double, nullable=False),
 )
+
+limits = Table(  # of a tenant (key_id '') and of its keys; NULL: no limit
+    "limits",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("requests_per_minute", BigInteger),
+    Column("tokens_per_minute", BigInteger),
+    Column("concurrent_turns", BigInteger),
+    Column("sessions", BigInteger),
+    Column("stored_bytes", BigInteger),
+    Column("month_tokens", BigInteger),
+    Column("revision", BigInteger, nullable=False),
+    Column("updated_at", Double, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "key_id"),
+)
+
+counters = Table(  # what is counted a minute, where gateways count in the database
+    "counters",
+    metadata,
+    Column("name", Text, nullable=False),  # a limit and whose it is
+    Column("window", BigInteger, nullable=False),  # the minute, since 1970
+    Column("count", BigInteger, nullable=False),
+    PrimaryKeyConstraint("name", "window"),
+)
+
+slots = Table(  # turns that run and count towards a limit, where gateways count in the database
+    "slots",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("key_id", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("until", Double, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "key_id", "id"),
+)
+Index("ix_slots_id", slots.c.id)

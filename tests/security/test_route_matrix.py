@@ -80,6 +80,7 @@ NAMED = {
     "{conversation_id}": "conv_none",
     "{item_id}": "msg_none",
     "{name}": "none",
+    "{key}": "none",
     "{compaction}": "cmp_none",
     "{key_id}": "tk-AAAAAAAA",
     "{tenant}": "none",

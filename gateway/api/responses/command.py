@@ -23,6 +23,7 @@ from gateway.api.responses.places import Place
 from gateway.api.responses.schemas import ContextFields, ResponseCreate
 from gateway.api.sessions import default_model
 from gateway.api.state import Gateway
+from gateway.api.stored import limited
 from gateway.errors import BadRequest
 from gateway.policy import min_bits_of
 from gateway.sessions.command import Ask, Input, OnDisconnect, Shape, TurnCommand
@@ -76,6 +77,7 @@ def command_of(
     command = TurnCommand(
         tenant_id=caller.tenant_id,
         key_id=caller.key_id,
+        told=caller.told,
         user_ref=asked.user or asked.safety_identifier,
         ask=ask_of(gateway, asked, items, session, shape),
         saved=saved,
@@ -101,7 +103,7 @@ def command_of(
         return command
     session_id = gateway.key_id_of(caller.tenant_id, key) if key is not None else gateway.new_id("sess")
     new = NewSession(session_id, caller.tenant_id, command.ask.model, user_ref=command.user_ref, origin="responses")
-    return replace(command, session_id=session_id, create=new, parent=None)
+    return replace(command, session_id=session_id, create=limited(gateway, caller, new), parent=None)
 
 
 def _on_disconnect(gateway: Gateway, asked: ResponseCreate, *, saved: bool) -> OnDisconnect:

@@ -28,7 +28,7 @@ from gateway.api.responses.shapes import Standing, usage_json
 from gateway.api.sessions import check_served, default_model, json_response
 from gateway.api.state import Gateway, gateway_of
 from gateway.api.streams import Awaited
-from gateway.errors import BadRequest, GatewayError
+from gateway.errors import BadRequest, Forbidden, GatewayError, QueueRefused, RateLimited
 from gateway.sessions.command import Ask, Input, Shape, TurnCommand
 from gateway.sessions.history import load
 from gateway.sessions.items import message, split_system
@@ -135,11 +135,13 @@ async def _asked(
         system=messages[0]["content"],
         shape=Shape(max_tokens=budget + budget // 4, temperature=0.0),
     )
-    command = TurnCommand(caller.tenant_id, ask, caller.key_id, on_disconnect="cancel")
+    command = TurnCommand(caller.tenant_id, ask, caller.key_id, told=caller.told, on_disconnect="cancel")
     try:
         run = await start(gateway.room, command)
         with run.reading():
             ended = await run.wait_end()
-    except GatewayError:
+    except GatewayError as error:
+        if isinstance(error, RateLimited | Forbidden) and not isinstance(error, QueueRefused):
+            raise  # a limit of who asks
         return None
     return ended if ended.status == "completed" else None

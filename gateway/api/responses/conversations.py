@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from compression.conversation import Item
+from gateway.api import stored
 from gateway.api.access import needs
 from gateway.api.auditing import line_of
 from gateway.api.body import json_object, validated
@@ -62,7 +63,7 @@ async def create(request: Request, caller: Caller) -> Response:
     check_pairs({}, items, param="items")
     check_sizes(gateway.room, model, items)
     new = NewSession(gateway.new_id("conv"), caller.tenant_id, model, metadata=asked.metadata or {})
-    session = await gateway.store.create_session(new)
+    session = await stored.create(gateway, caller, new)
     if items:
         try:
             await add_items(gateway.room, session, items)
@@ -140,6 +141,7 @@ async def create_items(
     asked = validated(ItemsCreate, raw)
     included(include, include_)
     session = await found_conversation(gateway, caller.tenant_id, conversation_id)
+    await gateway.room.gate.check_stored(caller.tenant_id, caller.key_id)
     turn_id = await add_items(gateway.room, session, await _items(gateway, caller, asked.items))
     record = await gateway.store.get_turn(caller.tenant_id, session.id, turn_id)
     if record is None:

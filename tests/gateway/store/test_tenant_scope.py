@@ -143,6 +143,7 @@ CALLS: dict[str, list[Callable[[Store], Awaitable[object]]]] = {
     "revoke_key": [lambda store: store.revoke_key(OTHER, KEY.id)],
     "touch_key": [lambda store: _touch(store)],
     "add_tenant": [],  # makes a tenant, reads none
+    "list_limits": [lambda store: store.list_limits(OTHER)],
     "month_tokens": [lambda store: _tokens(store)],
     "get_tenant": [lambda store: store.get_tenant(OTHER)],
 }
