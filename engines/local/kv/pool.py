@@ -203,6 +203,8 @@ class KVPool:
         self._num_free -= count
         self.ref[pages] = 1
         self.lineage[pages] = Precision.FULL
+        foreign = [page for page in pages.tolist() if self.tag[page] not in (0, tag) or page in self.users]
+        self._contents.zero(np.array(foreign, np.int32))  # what is not written over, no `forget` would find any more
         self._disown(pages)
         self.tag[pages] = tag
         self._contents.allocated(pages)

@@ -221,6 +221,19 @@ def test_forgetting_zeroes_what_the_session_left_in_free_pages() -> None:
     assert not holds_anywhere(engine, secret.numpy())
 
 
+def test_a_page_that_changes_hands_shows_nothing_of_whoever_had_it() -> None:
+    engine = tiny_engine(8, debug_nan_fill=False)
+    run = Answers(engine)
+    secret = [40 + n % 24 for n in range(60)]  # eight pages of eight, the other's last one only half full
+    run.run(request("a", secret, 1, session="one", salt="t"))
+    _, _, said = TINY.parts(*torch_ids(secret, 0))
+    assert holds_anywhere(engine, said.numpy())
+    run.run(request("b", [n % 40 for n in range(58)], 1, session="two", salt="t"))
+    assert not holds_anywhere(engine, said[:58].numpy()), "all pages are the other's now"
+    assert not holds_anywhere(engine, said[58:].numpy()), "and what it has not written over, nobody would find"
+    assert engine.forget("one", "t").blocks == 0
+
+
 def torch_ids(path: list[int], start: int):  # type: ignore[no-untyped-def]
     import torch
 

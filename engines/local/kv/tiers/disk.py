@@ -356,6 +356,8 @@ class DiskTier:
         """Remove what nobody uses from a file -> blocks."""
         unused = [at for at, piece in enumerate(file.pieces) if not piece.users]
         gone = sum(self.catalogue.lose(file.pieces[at], file) for at in unused)
+        for at in unused:
+            file.pieces[at].token_bytes = bytes(len(file.pieces[at].token_bytes))
         if len(unused) == len(file.pieces):
             self._drop(file)
             return gone
