@@ -137,6 +137,71 @@ def test_a_key_is_made_listed_and_revoked(capsys: pytest.CaptureFixture[str]) ->
     assert run(capsys, "keys", "revoke", "tk-unknown0")[0] == ExitCode.REFUSED
 
 
+def test_a_key_is_rotated_and_both_are_listed_with_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "migrate")
+    old = json.loads(run(capsys, "keys", "create", "laptop", "--tenant", "acme", "--json")[1])
+    code, out, err = run(capsys, "keys", "rotate", old["id"] + "...", "--grace", "60")
+    new = out.strip()
+    assert code == 0
+    assert KEY.fullmatch(new)
+    assert f"{old['id']}... ends 20" in err
+    rows = run(capsys, "keys", "list", "--tenant", "acme")[1].splitlines()
+    assert rows[1].startswith(new[:11])
+    assert rows[1].endswith("good")
+    assert rows[2].endswith(f", replaced by {new[:11]}")
+    code, _, err = run(capsys, "keys", "rotate", old["id"])
+    assert (code, new[:11] in err) == (ExitCode.REFUSED, True)
+    again = json.loads(run(capsys, "keys", "rotate", new[:11], "--grace", "0", "--json")[1])
+    assert (again["replaces"], again["state"], again["old"]["state"]) == (new[:11], "active", "expired")
+    assert run(capsys, "keys", "rotate", again["id"], "--tenant", "other")[0] == ExitCode.REFUSED
+
+
+def test_the_last_admin_key_goes_only_by_force(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "migrate")
+    key_id = json.loads(run(capsys, "keys", "create", "boss", "--admin", "--json")[1])["id"]
+    for words in (["revoke", key_id], ["rotate", key_id, "--grace", "0"]):
+        code, _, err = run(capsys, "keys", *words)
+        assert (code, "the last admin key that works" in err) == (ExitCode.REFUSED, True)
+    told = json.loads(run(capsys, "keys", "revoke", key_id, "--force", "--json")[1])
+    assert told["state"] == "revoked"
+
+
+def test_tenants_are_made_once_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "migrate")
+    assert run(capsys, "tenants", "create", "acme", "--name", "Acme & sons")[0] == 0
+    assert run(capsys, "tenants", "create", "acme")[0] == ExitCode.REFUSED
+    assert run(capsys, "tenants", "create", "a/b")[0] == ExitCode.SETTINGS
+    run(capsys, "keys", "create", "--tenant", "acme")
+    shown = json.loads(run(capsys, "tenants", "show", "acme", "--json")[1])
+    assert (shown["name"], shown["working_keys"]) == ("Acme & sons", 1)
+    assert [entry["id"] for entry in json.loads(run(capsys, "tenants", "list", "--json")[1])] == ["acme", "default"]
+    assert run(capsys, "tenants", "show", "nobody")[0] == ExitCode.REFUSED
+
+
+def test_what_commands_do_stands_in_the_audit_log(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "migrate")
+    assert run(capsys, "audit")[2].startswith("Nothing was done yet")
+    key_id = json.loads(run(capsys, "keys", "create", "hush", "--tenant", "acme", "--json")[1])["id"]
+    new = json.loads(run(capsys, "keys", "rotate", key_id, "--json")[1])["id"]
+    run(capsys, "keys", "revoke", key_id)
+    run(capsys, "keys", "revoke", key_id)
+    told = json.loads(run(capsys, "audit", "--json")[1])["data"]
+    assert sorted((line["who"], line["tenant"], line["action"], line["target"]) for line in told) == [
+        ("cli", "acme", "key.create", key_id),
+        ("cli", "acme", "key.revoke", key_id),
+        ("cli", "acme", "key.rotate", key_id),
+        ("cli", "acme", "tenant.create", "acme"),
+    ]
+    assert next(line["details"]["replaced_by"] for line in told if line["action"] == "key.rotate") == new
+    rows = run(capsys, "audit", "--action", "key.revoke", "--days", "1")[1].splitlines()
+    assert len(rows) == 2
+    assert "hush" not in json.dumps(told)
+    code, _, err = run(capsys, "audit", "--limit", "2")
+    cursor = err.split()[-1]
+    assert (code, len(run(capsys, "audit", "--limit", "2", "--cursor", cursor)[1].splitlines())) == (0, 3)
+    assert run(capsys, "audit", "--cursor", "x")[0] == ExitCode.REFUSED
+
+
 def test_a_key_with_a_scope_that_cannot_be_is_not_made(capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "migrate")
     code, _, err = run(capsys, "keys", "create", "x", "--scope", "root")

@@ -23,6 +23,7 @@ from gateway.tenancy import (
     key_digest,
     key_of,
     new_key,
+    successor,
 )
 
 SECRET = b"s" * 32
@@ -83,6 +84,25 @@ def test_a_key_is_shown_once_and_stored_as_a_digest() -> None:
     assert key[11:].encode() not in record.digest
     assert record.digest == key_digest(SECRET, key) != key_digest(b"t" * 32, key)
     assert key != new_key(SECRET, name="laptop", now=NOW)[0]
+
+
+def test_a_key_s_successor_is_another_key_for_the_same() -> None:
+    _, old = new_key(SECRET, tenant_id="acme", name="laptop", scopes=frozenset({"read"}), now=NOW, expires_at=NOW + 9)
+    key, new = successor(SECRET, old, now=NOW + 1)
+    same = replace(old, id=key[:11], digest=key_digest(SECRET, key), created_at=NOW + 1, replaces=old.id)
+    assert new == same
+    assert new.digest != old.digest
+
+
+def test_a_key_that_is_replaced_works_until_its_end() -> None:
+    key, record = new_key(SECRET, name="laptop", now=NOW)
+    ending = replace(record, replaced_by="tk-other", expires_at=NOW + 5)
+    assert [ending.state(NOW), ending.state(NOW + 5), replace(ending, revoked_at=NOW).state(NOW)] == [
+        "ending",
+        "expired",
+        "revoked",
+    ]
+    assert identify(key_digest(SECRET, key), ending, NOW)
 
 
 def test_a_known_key_says_whose_it_is() -> None:
