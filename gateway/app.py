@@ -87,6 +87,7 @@ log = structlog.get_logger(__name__)
 
 SWEEP_EVERY_S = 15.0
 FLUSH_EVERY_S = 1.0  # what turns without a session used is in the ledger within this time
+LOOK_EVERY_S = 0.5  # a database that is away is asked for this often
 STOP_SEEN_S = 0.1  # a signal to stop is heard of within this time
 OFFERS_KEPT_S = 60.0  # of a gateway that died over them
 DESCRIPTION = """Turnkeep keeps conversations: send only the new message.
@@ -217,6 +218,7 @@ async def _wire(
         max_output_tokens=settings.max_output_tokens,
         compactions=compactions,
         gate=gate,
+        without_database=settings.without_database == "unsaved",
     )
     idempotency = derive(secret, "idempotency")
     await stack.enter_async_context(fleet.running())
@@ -240,6 +242,7 @@ async def _wire(
     await stack.enter_async_context(repeated(stopped, every_s=STOP_SEEN_S, name="stop-watch"))
     await stack.enter_async_context(repeated(partial(take_offers, room), every_s=TAKE_EVERY_S, name="handovers"))
     await stack.enter_async_context(repeated(store.flush_usage, every_s=FLUSH_EVERY_S, name="usage-flush"))
+    await stack.enter_async_context(repeated(store.look, every_s=LOOK_EVERY_S, name="database-watch"))
     sweep = partial(_sweep, store, room, places, settings, clock)
     await stack.enter_async_context(repeated(sweep, every_s=SWEEP_EVERY_S, name="store-sweep"))
     return Gateway(
@@ -251,7 +254,13 @@ async def _wire(
         models=models,
         registry=registry,
         room=room,
-        access=Access(store, secret, auth=settings.auth, clock=clock),
+        access=Access(
+            store,
+            secret,
+            auth=settings.auth,
+            clock=clock,
+            believed_s=settings.keys_without_database_s if room.without_database else 0.0,
+        ),
         clock=clock,
         new_id=new_id,
         places=places,

@@ -12,6 +12,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.sessions.registry import Registry
 from gateway.sessions.run import TurnRun
 from gateway.store.compaction_records import CompactionRecord
+from gateway.store.sessions import Store
 
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -60,6 +61,13 @@ class Metrics:
         self.limits_blind = Counter(
             "turnkeep_limits_blind", "Requests whose limits could not be counted.", registry=registry
         )
+        self.database_up = Gauge("turnkeep_database_up", "0: it took nothing when last asked.", registry=registry)
+        self.unsaved = Counter(
+            "turnkeep_unsaved_turns", "Turns that could not be kept, and were answered.", ["reason"], registry=registry
+        )
+        self.usage_waiting = Gauge(
+            "turnkeep_usage_waiting", "Accounts whose usage waits to be booked.", registry=registry
+        )
         self.running = Gauge("turnkeep_turns_running", "Turns that run here.", registry=registry)
         self.replica_up = Gauge("turnkeep_replica_up", "1: answers probes.", ["replica"], registry=registry)
         self.queue_wait = Histogram(
@@ -96,6 +104,8 @@ class Metrics:
         ended = run.ended
         if ended is None:
             return
+        if run.unsaved is not None:
+            self.unsaved.labels(run.unsaved).inc()
         self.turns.labels(ended.status, str(ended.metadata.get("mode", "none"))).inc()
         usage = ended.usage
         self.tokens.labels("prompt").inc(usage.get("prompt_tokens") or 0)
@@ -130,8 +140,10 @@ class Metrics:
         self.compacted_tokens.labels("prefilled").inc(report.get("prefill_tokens") or 0)
 
 
-def observe(metrics: Metrics, fleet: Fleet, registry: Registry) -> None:
+def observe(metrics: Metrics, fleet: Fleet, registry: Registry, store: Store) -> None:
     """Set the gauges from how things stand."""
+    metrics.database_up.set(not store.away)
+    metrics.usage_waiting.set(store.usage_waiting)
     metrics.running.set(len(registry))
     for gauge in (
         *(metrics.replica_up, metrics.replica_in_flight, metrics.replica_waiting, metrics.replica_kv),

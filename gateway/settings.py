@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from gateway.policy import CompactionFields
 from gateway.prices import Price
+from gateway.store.records import LONGEST_LEASE_S
 from gateway.upstream import UpstreamAddress
 
 DEMO_MODEL = "smollm2-135m-instruct"
@@ -57,6 +58,19 @@ class Settings(BaseSettings):
         repr=False,  # may hold a password
         default_factory=lambda seen: f"sqlite:///{Path(seen.get('data_dir', '.turnkeep')).absolute()}/turnkeep.db",
         description="sqlite:///PATH or postgresql://USER:PASSWORD@HOST/NAME. Default: turnkeep.db in `data_dir`.",
+    )
+    without_database: Literal["refuse", "unsaved"] = Field(
+        "refuse",
+        description="What becomes of chats while the database does not answer. refuse: 503. unsaved: those that need "
+        "nothing from it are answered, marked, and not kept; sessions are refused either way.",
+    )
+    keys_without_database_s: float = Field(
+        300.0,
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="With unsaved, an API key that the database knew so long ago is believed for chats while it does "
+        "not answer; that a key was revoked is not seen meanwhile. 0: none is.",
     )
     sqlite_synchronous: Literal["FULL", "NORMAL"] = Field(
         "FULL", description="NORMAL is faster; a power loss may then take the last commits."
@@ -138,7 +152,9 @@ class Settings(BaseSettings):
     )
 
     # sessions and turns
-    lease_s: Seconds = Field(5.0, description="A session whose gateway died is free again after this long.")
+    lease_s: Seconds = Field(
+        5.0, le=LONGEST_LEASE_S, description="A session whose gateway died is free again after this long; 120 at most."
+    )
     lease_renew_s: Seconds = Field(1.5, description="A running turn renews its lease this often; under half `lease_s`.")
     heartbeat_s: Seconds = Field(15.0, description="A quiet stream carries a comment this often.")
     idempotency_ttl_s: Seconds = Field(86_400.0, description="How long an Idempotency-Key is remembered.")

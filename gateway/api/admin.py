@@ -17,7 +17,7 @@ from gateway.api.access import needs
 from gateway.api.describe import answers
 from gateway.api.replica_shapes import replicas_json
 from gateway.api.state import Gateway, gateway_of
-from gateway.api.streams import EventStream, event
+from gateway.api.streams import EventStream, event, failed_named
 from gateway.errors import NotFound
 from gateway.store.records import StoreUnavailable, TurnRecord
 from gateway.tenancy import Identity
@@ -139,7 +139,7 @@ async def live(request: Request, caller: Operator) -> Response:
                 yield event(orjson.dumps(now), name=now["object"])
             await asyncio.sleep(LIVE_EVERY_S)
 
-    return EventStream(source(), heartbeat_s=gateway.settings.heartbeat_s)
+    return EventStream(source(), heartbeat_s=gateway.settings.heartbeat_s, failed=failed_named)
 
 
 @router.get("/admin", include_in_schema=False)

@@ -28,6 +28,7 @@ from gateway.sessions.items import check_answerable, items_from_messages, split_
 from gateway.sessions.recognise import chain_to, find_chain, history_mode, is_side_task, session_key
 from gateway.sessions.run import Piece, TurnEnded, TurnRun
 from gateway.sessions.turn import start
+from gateway.sessions.unsaved import kept_if_possible
 from gateway.sessions.windows import window_of
 from gateway.settings import HistoryMode
 from gateway.store.records import HEAD, NewSession, SessionRecord
@@ -57,8 +58,9 @@ async def chat_completions(request: Request, caller: Caller) -> Response:
     created = int(gateway.clock())
     if asked.stream:
         include_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        source = _stream(gateway, command, asked.model, created, include_usage)
-        return EventStream(source, heartbeat_s=gateway.settings.heartbeat_s)
+        headers: dict[str, str] = {}
+        source = _stream(gateway, command, asked.model, created, include_usage, headers)
+        return EventStream(source, heartbeat_s=gateway.settings.heartbeat_s, headers=headers)
 
     async def answer() -> Response:
         run = await start(gateway.room, command)
@@ -127,10 +129,12 @@ async def command_of(
     )
     if mode == "off":
         return replace(command, idempotency_key=None)
+    if mode != "append":
+        command = replace(command, whole=ask)
     if mode == "match":
-        return await _matched(gateway, caller, command)
+        return await kept_if_possible(gateway.room, command, lambda: _matched(gateway, caller, command))
     assert key is not None
-    return await _keyed(gateway, caller, command, key, mode)
+    return await kept_if_possible(gateway.room, command, lambda: _keyed(gateway, caller, command, key, mode))
 
 
 def _wish(request: Request, gateway: Gateway, asked: ChatBody) -> str:
@@ -225,6 +229,8 @@ def headers_of(run: TurnRun) -> dict[str, str]:
     headers = {"x-turnkeep-turn": run.turn_id}
     if run.session_id is not None:
         headers["x-turnkeep-session"] = run.session_id
+    if run.unsaved is not None:
+        headers["x-turnkeep-unsaved"] = run.unsaved
     return headers
 
 
@@ -329,10 +335,11 @@ def _call_delta(piece: Piece) -> dict[str, Any]:
 
 
 async def _stream(
-    gateway: Gateway, command: TurnCommand, model: str, created: int, include_usage: bool
+    gateway: Gateway, command: TurnCommand, model: str, created: int, include_usage: bool, headers: dict[str, str]
 ) -> AsyncGenerator[bytes, None]:
     """What has happened since the last value, encoded; the end comes in one value with what is ready before it."""
     run = await start(gateway.room, command)
+    headers |= headers_of(run)
     chunks = _Chunks(f"chatcmpl-{run.turn_id}", created, model)
     seen, begun = 0, False
     with run.reading():

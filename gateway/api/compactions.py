@@ -18,7 +18,7 @@ from gateway.api.schemas import Compact, CompactionList, CompactionShape, TurnSh
 from gateway.api.sessions import json_response, session_of
 from gateway.api.shapes import compaction_json, turn_json
 from gateway.api.state import Gateway, gateway_of
-from gateway.api.streams import Awaited, EventStream, event, last_event_id
+from gateway.api.streams import Awaited, EventStream, event, failed_named, last_event_id
 from gateway.api.turns import turn_of
 from gateway.errors import Conflict, NotFound, ShuttingDown
 from gateway.sessions.compaction import GONE, Idle, Outcome
@@ -137,9 +137,8 @@ async def stream_compactions(
     gateway = gateway_of(request)
     await session_of(gateway, caller, session_id)
     seen = last_event_id(request, starting_after) or STEPS * after
-    return EventStream(
-        _followed(request, gateway, caller.tenant_id, session_id, seen), heartbeat_s=gateway.settings.heartbeat_s
-    )
+    source = _followed(request, gateway, caller.tenant_id, session_id, seen)
+    return EventStream(source, heartbeat_s=gateway.settings.heartbeat_s, failed=failed_named)
 
 
 async def _followed(

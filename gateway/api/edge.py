@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.access import TOLD
 from gateway.api.problems import bug_response, error_response
-from gateway.errors import BadRequest, Forbidden, GatewayError, ShuttingDown, Unavailable
+from gateway.errors import BadRequest, Forbidden, GatewayError, ShuttingDown
+from gateway.sessions.failures import from_store
 from gateway.store.records import StoreUnavailable
 
 log = structlog.get_logger(__name__)
@@ -65,9 +66,7 @@ class Edge:
         except StoreUnavailable as error:
             if started:
                 raise
-            log.warning("the database did not answer", request_id=request_id, reason=str(error))
-            told = Unavailable("the database does not answer", code="database_unavailable", retry_after_s=1.0)
-            await error_response(told, request_id)(scope, receive, sent)
+            await error_response(from_store(error), request_id)(scope, receive, sent)
         except Exception as error:
             response = bug_response(error, request_id, scope["path"])
             if started:

@@ -21,7 +21,7 @@ from gateway.api.schemas import AnswerFields, Edit, Regenerate, TurnCreate, Turn
 from gateway.api.sessions import json_response, session_of
 from gateway.api.shapes import turn_json
 from gateway.api.state import Gateway, gateway_of
-from gateway.api.streams import Awaited, EventStream, event, last_event_id
+from gateway.api.streams import Awaited, EventStream, event, failed_named, last_event_id
 from gateway.errors import BadRequest, Conflict, NotFound, UpstreamFailed
 from gateway.policy import min_bits_of
 from gateway.sessions.command import Ask, Input, TurnCommand
@@ -137,7 +137,8 @@ def _on(command: TurnCommand, parent: str | None) -> TurnCommand:
 
 def respond(gateway: Gateway, command: TurnCommand, *, stream: bool) -> Response:
     if stream:
-        return EventStream(_started(gateway, command), heartbeat_s=gateway.settings.heartbeat_s)
+        source = _started(gateway, command)
+        return EventStream(source, heartbeat_s=gateway.settings.heartbeat_s, failed=failed_named)
 
     async def answer() -> Response:
         run = await start(gateway.room, command)
@@ -360,7 +361,7 @@ def _resume(request: Request, gateway: Gateway, record: TurnRecord, starting_aft
             async for seq, kind, data in events:
                 yield event(data, name=kind, id=seq)
 
-    return EventStream(source(), heartbeat_s=gateway.settings.heartbeat_s)
+    return EventStream(source(), heartbeat_s=gateway.settings.heartbeat_s, failed=failed_named)
 
 
 @router.get(

@@ -104,6 +104,7 @@ class TurnCommand:
     persist_events: bool = False
     busy_is_stateless: bool = False  # history matching never answers 409: the turn then runs unsaved
     waits_s: float = 0.0  # for the turn that the session answers now, before it is refused as busy
+    whole: Ask | None = None  # all that the request itself says: what it is answered from where nothing can be kept
     saved: bool = True  # False: it goes on from the session's history, and nothing of it is kept
     move_head: bool = True  # whether the turn becomes the session's head when it is answered
     on_overflow: OnOverflow | None = None  # in place of the session's policy

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from gateway.errors import BadRequest, QueueRefused
+from gateway.errors import BadRequest, QueueRefused, Unavailable
 from gateway.fleet.placement import Placement
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.generation import Generation
@@ -70,7 +70,7 @@ class Ending:
                 return self.ended(result.failed("lease_lost", "another gateway took this session over"), metadata)
             except StoreUnavailable as error:
                 if pause_s is None:
-                    return self.ended(result.failed("not_persisted", f"the answer could not be stored: {error}"), {})
+                    return self._not_persisted(result, error)
                 await asyncio.sleep(pause_s)
         raise AssertionError("unreachable")
 
@@ -80,6 +80,16 @@ class Ending:
         names = (command.key_id, command.user_ref or "", "", command.ask.model)
         account = Account(command.tenant_id, day_of(room.clock()), *names, "turn")
         room.store.note_usage(account, amount_of(self.usage()))
+
+    def _not_persisted(self, result: Outcome, error: StoreUnavailable) -> TurnEnded:
+        """Whether transaction 2 was heard of late is not known: the same idempotency key tells, or runs it again."""
+        log.error("an answer could not be stored", turn_id=self.run.turn_id, reason=str(error)[:200])
+        self.run.failure = Unavailable(
+            "the answer could not be stored: the database does not answer; send the request again",
+            code="not_persisted",
+            retry_after_s=1.0,
+        )
+        return self.ended(result.failed(self.run.failure.code, self.run.failure.message), {})
 
     async def _forget_if_gone(self, session_id: str) -> None:
         """Where the session was erased while this turn ran, replicas have read of it since: they forget once more."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import structlog
+
 from engines.contract import (
     ContextOverflow,
     EngineBroken,
@@ -26,6 +28,15 @@ from gateway.errors import (
     UpstreamTimeout,
 )
 from gateway.fleet.queue import QueueFull, QueueTimeout
+from gateway.store.records import StoreUnavailable
+
+log = structlog.get_logger(__name__)
+
+
+def from_store(error: StoreUnavailable) -> Unavailable:
+    """What is told of a database that is away; why it is stands in the log."""
+    log.warning("the database did not answer", reason=str(error)[:200])
+    return Unavailable("the database does not answer", code="database_unavailable", retry_after_s=1.0)
 
 
 def from_engine(error: EngineError) -> GatewayError:

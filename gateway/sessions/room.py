@@ -33,6 +33,7 @@ class TurnRoom:
     max_output_tokens: int
     compactions: Compactions
     gate: Gate
+    without_database: bool = False  # whether chats are answered unsaved while the database is away
     prompts: SharedPrompts = field(default_factory=SharedPrompts)
 
     async def forget(self, tenant_id: str, session_id: str) -> bool:

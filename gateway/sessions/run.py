@@ -99,6 +99,7 @@ class TurnRun:
         self.ended: TurnEnded | None = None
         self.failure: GatewayError | None = None  # what a failed turn failed with, for whoever answers with a status
         self.cancel_reason: str | None = None
+        self.unsaved: str | None = None  # why nothing of it is kept, where that was not asked for
         self.moved = False  # another gateway goes on with it: no more comes here
         self._on_cancel: Callable[[], object] | None = None
         self._readers = 0

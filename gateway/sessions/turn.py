@@ -24,6 +24,7 @@ from gateway.sessions.prepare import Prepared
 from gateway.sessions.replay import replayed
 from gateway.sessions.room import TurnRoom
 from gateway.sessions.run import Compacted, HandedOver, TurnRun, TurnStarted
+from gateway.sessions.unsaved import UNSAVED, can_go_without, marked, without_database
 from gateway.sessions.work import TurnWork
 from gateway.store.compaction_records import CompactionRecord
 from gateway.store.records import (
@@ -35,6 +36,7 @@ from gateway.store.records import (
     Known,
     NoSession,
     SessionRecord,
+    StoreUnavailable,
     TooManySessions,
     TurnRecord,
 )
@@ -50,6 +52,17 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
         raise ShuttingDown()
     if command.session_id is None or not command.saved:
         return await _start_stateless(room, command)
+    if not can_go_without(room, command):
+        return await _start_kept(room, command)
+    if not room.store.away:
+        try:
+            return await _start_kept(room, command)
+        except StoreUnavailable:
+            pass  # it went away just now
+    return await _start_stateless(room, without_database(command))
+
+
+async def _start_kept(room: TurnRoom, command: TurnCommand) -> TurnRun:
     known = await _known(room, command)
     tries = 0
     while tries < HEAD_TRIES:
@@ -74,7 +87,7 @@ async def start(room: TurnRoom, command: TurnCommand) -> TurnRun:
             return outcome_
         if isinstance(outcome_, Busy):
             if command.busy_is_stateless:
-                return await _start_stateless(room, replace(command, metadata={**command.metadata, "saved": False}))
+                return await _start_stateless(room, marked(command, "session_busy"))
             if command.waits_s > 0:
                 command = replace(command, waits_s=command.waits_s - await _until_free(room, command))
                 tries -= 1
@@ -277,6 +290,7 @@ def _launch(
         session_id=command.session_id,
         on_disconnect=command.on_disconnect,
     )
+    run.unsaved = command.metadata.get(UNSAVED)
     run.fence = begun.fence if begun is not None else 0
     work = TurnWork(room, command, history, prepared, run, begun, held)
     run.emit(

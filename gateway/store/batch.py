@@ -19,6 +19,7 @@ from gateway.store import statements as sql
 from gateway.store.begin import Admit, LiveSession, LiveTurn, Reopen, Seen, decide_begin
 from gateway.store.commands import Append, Begin, Command, Finish, Release
 from gateway.store.erase import delete_rows, erase_expired_session
+from gateway.store.leases import in_force
 from gateway.store.limit_records import Holder, TooManySessions
 from gateway.store.limits import check_sessions
 from gateway.store.live import Key, lock_sessions, places, turns_by_key
@@ -113,7 +114,7 @@ class _Round:
     def _begin(self, command: Begin) -> Outcome | _Seen:
         begin, session = command.turn, self._sessions.get(command.key)
         known = self._by_key.get((*command.key, begin.idempotency_key or ""))
-        if session is not None and session.running is not None and (session.lease_until or 0.0) <= self._now:
+        if session is not None and session.running is not None and not in_force(session.lease_until, self._now):
             self._lapse(session, known)
         decision = decide_begin(begin, session, known, self._now)
         match decision:

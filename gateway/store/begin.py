@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.store.leases import in_force
 from gateway.store.records import HEAD, BeginTurn, Busy, HeadMoved, NoSession
 
 
@@ -32,7 +33,7 @@ class LiveSession:
 
     def over(self, now: float) -> bool:
         """Whether its time is over: it is gone then, swept or not. A running turn is let end."""
-        leased = self.running is not None and (self.lease_until or 0.0) > now
+        leased = self.running is not None and in_force(self.lease_until, now)
         return self.expires_at is not None and self.expires_at <= now and not leased
 
 

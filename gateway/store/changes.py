@@ -9,6 +9,7 @@ from sqlalchemy import Connection, and_, bindparam, update
 
 from gateway.store.erase import erase_expired_session, forget_later
 from gateway.store.erasure_records import ARCHIVED
+from gateway.store.leases import in_force
 from gateway.store.limits import check_sessions
 from gateway.store.live import lock_sessions
 from gateway.store.reads import read_session
@@ -47,7 +48,7 @@ def archive_session(connection: Connection, tenant_id: str, session_id: str, now
     session = read_session(connection, tenant_id, session_id, now)
     if live is None or session is None or session.archived_at is not None:
         return session
-    if live.running is not None and (live.lease_until or 0.0) > now:
+    if live.running is not None and in_force(live.lease_until, now):
         raise SessionRuns(live.running)
     forget_later(connection, tenant_id, session_id, ARCHIVED, now, replicas_only=True)
     return update_session(connection, tenant_id, session_id, None, SessionChanges({"archived_at": now}), now)

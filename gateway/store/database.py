@@ -1,6 +1,7 @@
 """One database behind two verbs, read and write, each a plain function of a connection. Knows no table.
 
-    SQLite      one writer thread (BEGIN IMMEDIATE), a few reader threads: one hop a transaction, whatever it holds
+    SQLite      one writer thread (BEGIN IMMEDIATE), a few reader threads: one hop a transaction, whatever it holds;
+                only ever into the file that bears the name
     PostgreSQL  asyncpg; the same functions through run_sync
 
 A function given to `write` may run more than once: it must decide everything from what it reads.
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
@@ -32,6 +34,7 @@ Work = Callable[[Connection], T]
 
 CLEANED_EVERY_S = 60.0  # a vacuum of PostgreSQL, at the most
 CLEANED_WITHIN_S = 600.0
+_FILE = "file"  # of a connection: which file it has open
 READERS = 4  # threads; reads of SQLite hold the GIL most of the time, more would not help
 TRIES = 5  # of a transaction that the database asks to repeat (deadlock, serialization, a lost race to insert)
 
@@ -138,6 +141,9 @@ class SqliteDatabase:
     def _run(self, engine: Engine, work: Work[T], points: tuple[str, ...]) -> T:
         try:
             with engine.connect() as connection:
+                if connection.info[_FILE] != _file_at(engine.url):
+                    connection.invalidate()  # what it would write, nobody would ever read
+                    raise StoreUnavailable("the database's file was moved, or another was put in its place")
                 try:
                     with connection.begin():
                         result = work(connection)
@@ -184,16 +190,16 @@ class SqliteDatabase:
 
 
 def _sqlite_engine(url: URL, synchronous: str, busy_timeout_s: float, begin: str, *, connections: int) -> Engine:
-    engine = create_engine(
-        url,
-        poolclass=QueuePool,
-        pool_size=connections,
-        max_overflow=0,
-        connect_args={"timeout": busy_timeout_s, "check_same_thread": False},
-    )
+    def opened() -> sqlite3.Connection:
+        """An existing file: one that is missing is away, and an empty one in its place would be in its way."""
+        name = f"file:{quote(os.path.abspath(url.database or ''))}?mode=rw"
+        return sqlite3.connect(name, uri=True, timeout=busy_timeout_s, check_same_thread=False)
+
+    engine = create_engine(url, creator=opened, poolclass=QueuePool, pool_size=connections, max_overflow=0)
 
     @event.listens_for(engine, "connect")
-    def prepare(connection: sqlite3.Connection, _record: Any) -> None:
+    def prepare(connection: sqlite3.Connection, record: Any) -> None:
+        record.info[_FILE] = _file_at(url)
         connection.isolation_level = None  # we say BEGIN ourselves
         for pragma in (
             "journal_mode = WAL",
@@ -209,6 +215,15 @@ def _sqlite_engine(url: URL, synchronous: str, busy_timeout_s: float, begin: str
         connection.exec_driver_sql(begin)
 
     return engine
+
+
+def _file_at(url: URL) -> tuple[int, int] | None:
+    """Which file it is, whatever its name: device and inode. None: there is none."""
+    try:
+        found = os.stat(url.database or "")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def private_file(url: URL) -> None:

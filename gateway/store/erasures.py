@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, and_, exists, func, select, update
 from gateway.store.cursors import encode_cursor, past
 from gateway.store.erase import delete_session, forget_later, new_id
 from gateway.store.erasure_records import ErasureScope, ErasureStatus, Receipt, ReceiptPage
+from gateway.store.leases import in_force_sql
 from gateway.store.records import RunningTurn
 from gateway.store.rows import encode, storable
 from gateway.store.tables import OPEN, erasures, forgettings, sessions
@@ -55,7 +56,7 @@ def running_turns(
             sessions.c.tenant_id == tenant_id,
             mine,
             sessions.c.running_turn_id.is_not(None),
-            sessions.c.lease_until > now,
+            in_force_sql(sessions.c.lease_until, now),
         )
     )
     return [RunningTurn(*row) for row in rows]

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, and_, bindparam, select, update
 
 from gateway.store.erasure_records import ARCHIVED, NOBODYS, Forgetting, Place, PlaceState
 from gateway.store.erasures import note_done
+from gateway.store.leases import in_force
 from gateway.store.tables import forgettings, places, sessions
 
 Standing = Literal["gone", "running", "idle", "archived"]
@@ -109,7 +110,7 @@ def standing(connection: Connection, tenant_id: str, session_id: str, now: float
     ).first()
     if row is None:
         return "gone"
-    if row.running_turn_id is not None and (row.lease_until or 0.0) > now:
+    if row.running_turn_id is not None and in_force(row.lease_until, now):
         return "running"
     return "idle" if row.archived_at is None else "archived"
 

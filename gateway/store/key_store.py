@@ -9,6 +9,7 @@ from gateway.store.access import Access
 from gateway.store.audit_records import AuditLine
 from gateway.store.database import Database
 from gateway.store.key_records import KeyPage, KeyRecord, TenantPage, TenantRecord
+from gateway.store.records import StoreUnavailable
 
 
 class KeyStore(Access):
@@ -57,7 +58,11 @@ class KeyStore(Access):
         """Write when keys were last used; the gateway calls it from time to time, `close` at the end."""
         if self._used_keys:
             used, self._used_keys = self._used_keys, {}
-            await self._write(lambda c: keys.touch_keys(c, used))
+            try:
+                await self._write(lambda c: keys.touch_keys(c, used))
+            except StoreUnavailable:
+                self._used_keys = used | self._used_keys
+                raise
 
     async def add_tenant(self, tenant_id: str, name: str, *, line: AuditLine | None = None) -> bool:
         """False: it was there already."""

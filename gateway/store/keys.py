@@ -13,6 +13,7 @@ from gateway.store.audit import write_line
 from gateway.store.audit_records import AuditLine
 from gateway.store.cursors import encode_cursor, past
 from gateway.store.key_records import KeyOver, KeyPage, KeyRecord, LastAdminKey, NoTenant
+from gateway.store.leases import in_force_sql
 from gateway.store.limit_records import Holder
 from gateway.store.limits import copy_limits
 from gateway.store.records import DuplicateId, Overview
@@ -137,7 +138,7 @@ def overview(connection: Connection, now: float) -> Overview:
     return Overview(
         tenants=count(tenants),
         sessions=count(sessions),
-        running=count(sessions, sessions.c.running_turn_id.is_not(None), sessions.c.lease_until > now),
+        running=count(sessions, sessions.c.running_turn_id.is_not(None), in_force_sql(sessions.c.lease_until, now)),
         turns={row[0]: row[1] for row in by_status},
         keys=count(api_keys, api_keys.c.revoked_at.is_(None)),
     )

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, func, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from gateway.store.leases import in_force_sql
 from gateway.store.limit_records import LIMITS, NONE, Bound, Holder, Limited, Limits, TooManySessions
 from gateway.store.rows import storable
 from gateway.store.tables import counters, limits, sessions, slots
@@ -131,7 +132,11 @@ def take_slots(
     lazily(connection)
     lock_holders(connection, [holder for holder, _ in wanted])
     for holder, most in wanted:
-        mine = (slots.c.tenant_id == holder.tenant_id, slots.c.key_id == holder.key_id, slots.c.until > now)
+        mine = (
+            slots.c.tenant_id == holder.tenant_id,
+            slots.c.key_id == holder.key_id,
+            in_force_sql(slots.c.until, now),
+        )
         taken = int(connection.execute(select(func.count()).select_from(slots).where(*mine)).scalar_one())
         if taken >= most:
             return holder, taken

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Connection, Select, and_, false, func, or_, select, true
 
 from gateway.store.cursors import encode_cursor, past
+from gateway.store.leases import in_force_sql
 from gateway.store.reads import alive
 from gateway.store.records import SessionFilter, SessionPage
 from gateway.store.rows import session_of, storable
@@ -54,12 +55,12 @@ def _conditions(filter: SessionFilter, now: float) -> list[ColumnElement[bool]]:
 
 
 def _status(status: str, now: float) -> ColumnElement[bool]:
-    running = and_(sessions.c.running_turn_id.is_not(None), sessions.c.lease_until > now)
+    running = and_(sessions.c.running_turn_id.is_not(None), in_force_sql(sessions.c.lease_until, now))
     match status:
         case "running":
             return running
         case "idle":
-            return or_(sessions.c.running_turn_id.is_(None), sessions.c.lease_until <= now)
+            return or_(sessions.c.running_turn_id.is_(None), ~in_force_sql(sessions.c.lease_until, now))
         case "archived":
             return sessions.c.archived_at.is_not(None)
         case _:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sqlalchemy import CTE, ColumnElement, Connection, Row, and_, bindparam, func, literal, select
 
 from compression.conversation import Item
+from gateway.store.leases import in_force, in_force_sql
 from gateway.store.records import RunningTurn, SessionRecord, TurnRecord
 from gateway.store.rows import item_of, session_of, turn_of
 from gateway.store.tables import events, items, sessions, turns
@@ -30,14 +31,14 @@ _SESSION = select(sessions).where(
 def alive(now: float) -> ColumnElement[bool]:
     """Sessions whose time is not over; one with a turn under lease lives until that turn ends."""
     timeless = sessions.c.expires_at.is_(None)
-    return timeless | (sessions.c.expires_at > now) | (func.coalesce(sessions.c.lease_until, 0.0) > now)
+    return timeless | (sessions.c.expires_at > now) | in_force_sql(func.coalesce(sessions.c.lease_until, 0.0), now)
 
 
 def read_session(connection: Connection, tenant_id: str, session_id: str, now: float) -> SessionRecord | None:
     row = connection.execute(_SESSION, {"b_tenant": tenant_id, "b_session": session_id}).first()
     if row is None:
         return None
-    expired = row.expires_at is not None and row.expires_at <= now and not (row.lease_until or 0.0) > now
+    expired = row.expires_at is not None and row.expires_at <= now and not in_force(row.lease_until, now)
     return None if expired else session_of(row, now)
 
 

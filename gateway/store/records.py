@@ -27,6 +27,8 @@ from gateway.store.usage_records import Spender
 
 # Who made a session: the session API (conversations too), a session key, history matching, a response of its own.
 Origin = Literal["api", "chat", "matched", "responses"]
+# a setting can make none that is longer: a lease that ends later was given before the clock stepped back
+LONGEST_LEASE_S = 120.0
 HEAD = "head"  # BeginTurn.parent: go on from wherever the session's head stands
 
 

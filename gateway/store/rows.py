@@ -10,6 +10,7 @@ from sqlalchemy import Row
 
 from compression.conversation import Item, Turn
 from gateway.store.compaction_records import CompactionRecord
+from gateway.store.leases import in_force
 from gateway.store.records import NewSession, SessionRecord, TurnRecord, TurnTokens, UnstorableText
 
 INPUT, OUTPUT = 0, 1  # items.part
@@ -104,7 +105,7 @@ def metadata_rows(tenant_id: str, session_id: str, metadata: Mapping[str, str]) 
 
 
 def session_of(row: Row[Any], now: float) -> SessionRecord:
-    leased = row.running_turn_id is not None and row.lease_until is not None and row.lease_until > now
+    leased = row.running_turn_id is not None and in_force(row.lease_until, now)
     return SessionRecord(
         id=row.id,
         tenant_id=row.tenant_id,

@@ -22,7 +22,7 @@ from gateway.store import changes, commands, keys, listing, reads, sweep
 from gateway.store.audit_records import AuditLine
 from gateway.store.audit_store import AuditStore
 from gateway.store.compaction_store import CompactionStore
-from gateway.store.database import Database, connect, normalise
+from gateway.store.database import connect, normalise
 from gateway.store.erase import erase_session
 from gateway.store.erasure_store import ErasureStore
 from gateway.store.handovers import HandoverStore
@@ -47,6 +47,7 @@ from gateway.store.responses import delete_response
 from gateway.store.schema import SchemaBehind, SchemaState, schema_state
 from gateway.store.tables import probe, turns
 from gateway.store.usage_store import UsageStore
+from gateway.store.watched import Watched
 from gateway.store.writer import Writer
 
 EVERY = SessionFilter()
@@ -70,7 +71,7 @@ async def open_store(
     if parsed.get_backend_name() == "sqlite" and not await asyncio.to_thread(Path(parsed.database or "").exists):
         raise SchemaBehind(f"there is no database {parsed.database} yet. Run: turnkeep migrate")
     points = failpoints or Failpoints.from_environ(os.environ)
-    database = connect(url, synchronous=synchronous, busy_timeout_s=busy_timeout_s, failpoints=points)
+    database = Watched(connect(url, synchronous=synchronous, busy_timeout_s=busy_timeout_s, failpoints=points))
     try:
         (await schema_state(database)).demand()
         store = Store(database, clock)
@@ -94,8 +95,9 @@ class Store(
 ):
     """Made by `open_store`. `clock`: seconds since 1970; gateways on one database need clocks within a lease."""
 
-    def __init__(self, database: Database, clock: Callable[[], float]) -> None:
+    def __init__(self, database: Watched, clock: Callable[[], float]) -> None:
         super().__init__(database, clock)
+        self._watched = database
         self._writer = Writer(database, clock)
         self._writer.start()
         self._unscrubbed = True  # an earlier life may have ended before it was done
@@ -333,6 +335,16 @@ class Store(
     async def ping(self) -> None:
         """A real write. Raises StoreUnavailable."""
         await self._write(lambda c: c.execute(update(probe).values(at=self._clock())))
+
+    @property
+    def away(self) -> bool:
+        """Whether the database took nothing when it was last asked."""
+        return self._watched.away
+
+    async def look(self) -> None:
+        """Where it is away, ask whether it is back. Raises StoreUnavailable: it is not."""
+        if self.away:
+            await self.ping()
 
     async def schema(self) -> SchemaState:
         return await schema_state(self._database)

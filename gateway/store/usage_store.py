@@ -45,6 +45,11 @@ class UsageStore(Access):
             account = replace(account, user_ref="")
         noted[account] = noted.get(account, Amount()) + amount
 
+    @property
+    def usage_waiting(self) -> int:
+        """Accounts that were noted and are not known to be written."""
+        return len(self._notes.written) + len(self._notes.noted)
+
     async def flush_usage(self) -> None:
         """Write what was noted. The gateway calls it every second, `close` at the end.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +51,24 @@ class Live:
         return list(answer.json()["data"])
 
 
+class Shifted:
+    """The world's clock, which a test may step."""
+
+    def __init__(self) -> None:
+        self.by_s = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.by_s
+
+
 @asynccontextmanager
 async def live_gateway(
-    folder: Path, engines: Mapping[str, Engine] | None = None, *, embed: bool = True, **settings: Any
+    folder: Path,
+    engines: Mapping[str, Engine] | None = None,
+    *,
+    embed: bool = True,
+    clock: Callable[[], float] = time.time,
+    **settings: Any,
 ) -> AsyncIterator[Live]:
     """`embed`: with no engines named, an EchoEngine in process; else what `upstreams` in the settings says."""
     if engines is None and embed:
@@ -65,7 +81,7 @@ async def live_gateway(
         "handover_s": 0,
         **settings,
     }
-    app = create_app(Settings(**given), engines=engines)
+    app = create_app(Settings(**given), engines=engines, clock=clock)
     with socket.socket(proto=socket.IPPROTO_TCP) as listener:  # said, or asyncio leaves Nagle on
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

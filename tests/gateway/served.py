@@ -158,3 +158,11 @@ def loop_turns(url: str, *, within_s: float = 0.2) -> Iterator[list[float]]:
         asker.join(30)
     assert took, "livez was never answered"
     assert max(took) < within_s, f"livez took {max(took):.3f} s of at most {within_s}"
+
+
+def until(holds: Callable[[], object], within_s: float = 30.0) -> None:
+    """Waits for a state."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not so within {within_s} s"
+        time.sleep(0.02)

@@ -19,7 +19,7 @@ from gateway.api.messages.shapes import Event, MessageEvents, message_json
 from gateway.api.schemas import ChatBody
 from gateway.api.sessions import json_response
 from gateway.api.state import Gateway, gateway_of
-from gateway.api.streams import Awaited, EventStream, event
+from gateway.api.streams import Awaited, EventStream, event, failed_named
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.failures import as_event
 from gateway.sessions.history import History
@@ -48,7 +48,9 @@ async def create(request: Request, caller: Caller) -> Response:
     chat = chat_body(asked)
     command = await command_of(request, gateway, caller, chat, validated(ChatBody, chat), body)
     if asked.stream:
-        return EventStream(_stream(gateway, command, asked.model), heartbeat_s=gateway.settings.heartbeat_s)
+        headers: dict[str, str] = {}
+        source = _stream(gateway, command, asked.model, headers)
+        return EventStream(source, heartbeat_s=gateway.settings.heartbeat_s, headers=headers, failed=failed_named)
 
     async def answer() -> Response:
         run = await start(gateway.room, command)
@@ -58,9 +60,12 @@ async def create(request: Request, caller: Caller) -> Response:
     return Awaited(answer)
 
 
-async def _stream(gateway: Gateway, command: TurnCommand, model: str) -> AsyncGenerator[bytes, None]:
+async def _stream(
+    gateway: Gateway, command: TurnCommand, model: str, headers: dict[str, str]
+) -> AsyncGenerator[bytes, None]:
     """What has happened since the last value, encoded; a turn that fails before its first piece raises."""
     run = await start(gateway.room, command)
+    headers |= headers_of(run)
     told = MessageEvents(run.turn_id, model)
     seen, begun = 0, False
     with run.reading():

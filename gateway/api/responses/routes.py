@@ -24,7 +24,7 @@ from gateway.api.responses.pages import After, Include, IncludePlain, Limit, Ord
 from gateway.api.responses.places import place_of, with_model
 from gateway.api.responses.places import response as found_response
 from gateway.api.responses.schemas import DeletedShape, ItemList, ResponseCreate, ResponseShape
-from gateway.api.responses.telling import Teller
+from gateway.api.responses.telling import Teller, failed_response
 from gateway.api.sessions import json_response
 from gateway.api.state import Gateway, gateway_of
 from gateway.api.streams import Awaited, EventStream, last_event_id
@@ -65,7 +65,7 @@ async def create(request: Request, caller: Caller) -> Response:
     command = command_of(request, gateway, caller, asked, body, items, place)
     teller = Teller(gateway, caller.tenant_id)
     if asked.stream:
-        return EventStream(_streamed(teller, command), heartbeat_s=gateway.settings.heartbeat_s)
+        return EventStream(_streamed(teller, command), heartbeat_s=gateway.settings.heartbeat_s, failed=failed_response)
 
     async def answer() -> Response:
         run = await start(gateway.room, command)
@@ -122,7 +122,7 @@ async def get(
         return json_response(teller.of_record(record))
     after = last_event_id(request, -1 if starting_after is None else starting_after)
     source = teller.again(record, None if after < 0 else after, watching=caller.only_reads)
-    return EventStream(source, heartbeat_s=gateway.settings.heartbeat_s)
+    return EventStream(source, heartbeat_s=gateway.settings.heartbeat_s, failed=failed_response)
 
 
 @router.post(

@@ -17,6 +17,7 @@ from gateway.api.responses.shapes import Standing, of_ended, of_record, of_start
 from gateway.api.responses.told import plain, read
 from gateway.api.state import Gateway
 from gateway.api.streams import event
+from gateway.errors import GatewayError
 from gateway.sessions.resume import resumed
 from gateway.sessions.run import Piece, TurnRun, TurnStarted
 from gateway.sessions.terms import RESPONSE
@@ -116,6 +117,12 @@ class Teller:
             yield encoded(
                 {**last, "sequence_number": after + 1}
             )  # what was told piece by piece is told in fewer by now
+
+
+def failed_response(error: GatewayError) -> bytes:
+    """The last event of a stream that breaks off; it has no number: what the reader has seen stays the last."""
+    told = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
+    return event(orjson.dumps(told), name="error")
 
 
 def encoded(made: Event) -> bytes:

@@ -78,7 +78,7 @@ class CompactionMachine(RuleBasedStateMachine):
         """At the head, or as a branch from further up. Whatever is compacted meanwhile, the turn goes on."""
         parent = (self.path(self.head)[::-1] + [None] * 3)[up]
         turn_id = f"{self.tenant}-{next(self.numbers)}"
-        command = begin(turn_id, tenant_id=self.tenant, parent=parent, lease_s=1e6, expected_view=self.view)
+        command = begin(turn_id, tenant_id=self.tenant, parent=parent, lease_s=120.0, expected_view=self.view)
         begun = self.runner.run(self.store.begin_turn(command))
         assert isinstance(begun, Begun)
         self.unanswered, self.parents[turn_id] = begun, parent
