@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.gateway.served import Served, served
 from tests.security.test_route_matrix import CLOSED
 
+LIMITS = {"requests_per_minute": 100_000}
 REPLICA = {"url": "http://127.0.0.1:9", "name": "far"}
 
 
@@ -56,6 +58,23 @@ def nothing(gateway: Served) -> str:
     return ""
 
 
+def limited_tenant(gateway: Served) -> str:
+    gateway.client.put("/admin/v1/limits/default", json=LIMITS).raise_for_status()
+    return "default"
+
+
+def limited_key(gateway: Served) -> str:
+    made = key(gateway)
+    gateway.client.put(f"/admin/v1/limits/default/keys/{made}", json=LIMITS).raise_for_status()
+    return made
+
+
+def archived(gateway: Served) -> str:
+    made = session(gateway)
+    gateway.client.post(f"/v1/sessions/{made}/archive").raise_for_status()
+    return made
+
+
 # route -> what stands in its path (made first), its body, the action of its line
 Row = tuple[Callable[[Served], str], Any, str]
 LINES: dict[tuple[str, str], Row] = {
@@ -67,6 +86,12 @@ LINES: dict[tuple[str, str], Row] = {
     ("POST", "/admin/v1/replicas/{name}/drain"): (replica, {}, "replica.drain"),
     ("POST", "/admin/v1/replicas/{name}/undrain"): (replica, {}, "replica.undrain"),
     ("DELETE", "/admin/v1/replicas/{name}"): (replica, None, "replica.remove"),
+    ("PUT", "/admin/v1/limits/{tenant}"): (limited_tenant, LIMITS, "limits.set"),
+    ("PUT", "/admin/v1/limits/{tenant}/keys/{key}"): (key, LIMITS, "limits.set"),
+    ("DELETE", "/admin/v1/limits/{tenant}"): (limited_tenant, None, "limits.remove"),
+    ("DELETE", "/admin/v1/limits/{tenant}/keys/{key}"): (limited_key, None, "limits.remove"),
+    ("POST", "/v1/sessions/{session_id}/archive"): (session, {}, "session.archive"),
+    ("POST", "/v1/sessions/{session_id}/unarchive"): (archived, {}, "session.unarchive"),
     ("DELETE", "/v1/sessions/{session_id}"): (session, None, "session.delete"),
     ("DELETE", "/v1/conversations/{conversation_id}"): (conversation, None, "session.delete"),
     ("DELETE", "/v1/responses/{response_id}"): (response, None, "response.delete"),
@@ -91,17 +116,26 @@ def test_what_is_done_has_one_line_that_says_who_did_what_to_which_object(
     make, body, action = LINES[method, path]
     object_id = make(gateway)
     lines = count(gateway)
-    where = path.split("{")[0] + object_id + (path.split("}")[1] if "}" in path else "")
+    where = re.sub(r"\{\w+\}", object_id, path.replace("{tenant}", "default"))
     answer = gateway.client.request(method, where, json=body)
     assert answer.is_success, answer.text
     assert count(gateway) == lines + 1
     line = gateway.client.get("/admin/v1/audit", params={"limit": 1}).json()["data"][0]
-    told = answer.json()
+    told = answer.json() if answer.content else {}
     assert line["action"] == action
     assert line["target"] == (object_id or told.get("name" if "replicas" in path else "id"))
     assert line["request_id"] == answer.headers["x-request-id"]
     assert (line["outcome"], line["who"]) == ("done", gateway.client.headers["authorization"][7:18])
-    assert line["tenant"] == (None if "replicas" in path else "acme" if "tenants" in path else "default")
+    assert line["tenant"] == (None if "replicas" in path else "acme" if path == "/admin/v1/tenants" else "default")
+
+
+def test_an_end_user_s_erasure_is_told_without_a_word_of_who_it_was(gateway: Served) -> None:
+    made(gateway, "/v1/sessions", user_ref="ann@example.org")
+    answer = gateway.client.post("/v1/erasures", json={"user": "ann@example.org"})
+    assert answer.is_success, answer.text
+    lines = gateway.client.get("/admin/v1/audit", params={"action": "user.erase"}).json()["data"]
+    assert [line["request_id"] for line in lines] == [answer.headers["x-request-id"]]
+    assert "ann" not in gateway.client.get("/admin/v1/audit", params={"limit": 100}).text
 
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", "/admin/v1/replicas/echo"), ("POST", "/admin/v1/tenants")])

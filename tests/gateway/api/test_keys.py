@@ -103,6 +103,14 @@ def test_a_rotated_key_works_beside_the_new_one_until_its_grace_is_over(gateway:
     assert line["details"] == {"replaced_by": new["id"], "grace_s": 600, "force": False}
 
 
+def test_a_new_key_has_the_limits_of_the_one_in_whose_place_it_is(gateway: Served) -> None:
+    old, limits = made(gateway), {"requests_per_minute": 7}
+    gateway.client.put(f"/admin/v1/limits/default/keys/{old['id']}", json=limits).raise_for_status()
+    new = gateway.client.post(f"{KEYS}/{old['id']}/rotate").json()
+    told = gateway.client.get(f"/admin/v1/limits/default/keys/{new['id']}").json()
+    assert told["limits"]["requests_per_minute"] == 7
+
+
 def test_the_grace_is_the_setting_s_where_none_is_named(gateway: Served) -> None:
     old = made(gateway)
     new = gateway.client.post(f"{KEYS}/{old['id']}/rotate").json()
