@@ -66,12 +66,16 @@ class Writer:
             await self._wake.wait()
             self._wake.clear()
             while batch := self._take():
-                outcomes = await self._outcomes([waiting.command for waiting in batch])
-                for waiting, outcome in zip(batch, outcomes, strict=True):
-                    if not waiting.outcome.done():
-                        waiting.outcome.set_result(outcome)
+                await self._write(batch)
             if self._closing:
                 return
+
+    async def _write(self, batch: list[_Waiting]) -> None:
+        """A function of its own: when it returns, nothing refers to what was written."""
+        outcomes = await self._outcomes([waiting.command for waiting in batch])
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            if not waiting.outcome.done():
+                waiting.outcome.set_result(outcome)
 
     def _take(self) -> list[_Waiting]:
         taken: list[_Waiting] = []

@@ -8,12 +8,15 @@ before, and what another end user said after.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import hashlib
 import inspect
 import json
 import os
 import re
 import struct
+from array import array
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -39,6 +42,7 @@ from gateway.api.state import Gateway
 from gateway.sessions import places
 from gateway.sessions.summariser import beside
 from gateway.store.database import SqliteDatabase
+from tests.faults.processes import Supervised, engine_command, free_port, serve_command, serve_environ
 from tests.gateway.live import Live, live_gateway
 from tests.security.engine_within import NAME, EngineWithin, engine_within, random_model, raw
 
@@ -46,6 +50,7 @@ pytestmark = pytest.mark.anyio
 
 ANN, BOB = "ann@example.org", "bob@example.org"
 MODEL = Path(os.environ.get("TURNKEEP_MODEL_DIR", Path.home() / ".cache/turnkeep/models/smollm2-135m-instruct"))
+LEAST = 10  # bytes of what could hold something
 WINDOW_IDS = 6  # ids in a row that are looked for
 WAYS = ("session", "early", "keyed", "matched", "response", "tool", "conversation", "suspended", "stored", "last")
 
@@ -350,3 +355,97 @@ async def test_a_step_that_is_left_out_is_found_out(
         _, planted, _ = await erased(home)
         assert shows in home.found(planted)
         monkeypatch.undo()
+
+
+# ---- the memory of processes
+
+
+def alive(pattern: re.Pattern[bytes]) -> list[str]:
+    """Texts, bytes and arrays that something refers to and that match, each by its holder."""
+    found, seen = [], set()
+    for holder in gc.get_objects():
+        if type(holder) is re.Pattern:
+            continue
+        for held in gc.get_referents(holder):
+            if type(held) not in (str, bytes, bytearray, array) or id(held) in seen:
+                continue
+            seen.add(id(held))
+            content = held.encode(errors="surrogatepass") if type(held) is str else bytes(held)
+            if len(content) > LEAST and pattern.search(content):
+                found.append(f"{type(held).__name__} of {len(held)} in {type(holder).__name__}")
+    return found
+
+
+@pytest.mark.prove
+async def test_nothing_that_is_referred_to_holds_any_of_it(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Gateway and engine in one process: their caches, queues, rings and whatever a waiting task still names."""
+    async with house(tmp_path, random_model(tmp_path_factory.mktemp("random"), MODEL), capfd) as home:
+        _, planted, _ = await erased(home)
+        runs = [
+            re.escape(one) for forms in planted.values() for form in ("utf-8", "u32") for one in forms.get(form, ())
+        ]
+        pattern = re.compile(b"|".join(runs))
+        del planted, runs
+        re.purge()
+        gc.collect()
+        assert alive(pattern) == []
+
+
+# what is not promised: what processes leave in their heaps
+
+
+def memory_of(pid: int) -> Iterable[bytes]:
+    """What a process may write, and has written."""
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in maps:
+            span, rights, *_, name = [*line.split(), ""][:6] if len(line.split()) < 6 else line.split()[:6]
+            if "w" not in rights or name.startswith("[v"):
+                continue
+            first, last = (int(end, 16) for end in span.split("-"))
+            with contextlib.suppress(OSError, ValueError, OverflowError):
+                memory.seek(first)
+                yield memory.read(last - first)
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="the memory of processes is read below /proc")
+async def test_what_processes_leave_in_their_memory_is_told(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Told, not bounded: a runtime does not scrub what it frees (docs/erasure.md). The search is shown to see."""
+    model = random_model(tmp_path_factory.mktemp("random"), MODEL)
+    ports = free_port(), free_port()
+    engine_url, url = (f"http://127.0.0.1:{port}" for port in ports)
+    environ = serve_environ(tmp_path / "data")
+    wanted = needles("session", ANN, Tokenizer.from_file(str(model / "tokenizer.json")))
+    engine = Supervised(engine_command(ports[0], model), engine_url, "/health", log=tmp_path / "engine")
+    database = f"sqlite:///{tmp_path}/turnkeep.db"
+    serve = serve_command(ports[1], [engine_url], database)
+    gateway = Supervised(serve, url, "/readyz", log=tmp_path / "gateway", environ=lambda life: environ)
+    async with engine, gateway, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        await asyncio.gather(engine.ready(), gateway.ready())
+
+        def found() -> dict[str, dict[str, int]]:
+            processes = {"gateway": [gateway.pid], "engine": [engine.pid, *engine.children()]}
+            return {
+                name: {
+                    form: sum(part.count(one) for pid in pids for part in memory_of(pid) for one in runs)
+                    for form, runs in wanted.items()
+                }
+                for name, pids in processes.items()
+            }
+
+        made = await client.post("/v1/sessions", json={"user_ref": ANN})
+        for _ in range(3):
+            body = {"input": sentence("session", ANN), "max_output_tokens": 6}
+            turn = await client.post(f"/v1/sessions/{made.json()['id']}/turns", json=body)
+            assert turn.json()["status"] in ("completed", "incomplete"), turn.text
+        before = found()
+        assert all(sum(forms.values()) for forms in before.values())
+        receipt = await client.post("/v1/erasures", json={"user": ANN})
+        assert receipt.json()["status"] == "done", receipt.text
+        after = found()
+    with capsys.disabled():
+        print(f"\nin the memory of processes, before: {before}\nafter: {after}")

@@ -15,6 +15,7 @@ from engines.contract import EngineUnreachable
 from engines.echo import EchoEngine
 from gateway.api.state import Gateway
 from gateway.sessions import erasing
+from tests.gateway.api.test_chat_mode import Recorder, in_front_of
 from tests.gateway.live import Live, live_gateway
 
 pytestmark = pytest.mark.anyio
@@ -258,6 +259,19 @@ async def test_rows_that_a_dead_gateway_left_half_erased_go_with_the_next_sweep(
     await erasing.go_on(gateway.room)
     assert (await until_done(live, {"id": erasure}))["sessions"] == 1
     assert rows_with(tmp_path, SAID) == rows_with(tmp_path, ANN) == []
+
+
+async def test_a_server_that_keeps_no_sessions_cannot_forget_and_a_picture_goes_with_its_words(tmp_path: Path) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJDREVGRw"}}
+    async with in_front_of(Recorder({"content": "42"}).app, tmp_path, tokenizers={}) as live:
+        told = [{"role": "user", "content": [{"type": "text", "text": SAID}, picture]}]
+        assert (await live.chat(told, {"x-session-id": "seen"}, user=ANN)).status_code == 200
+        assert rows_with(tmp_path, "QUJDREVGRw") == rows_with(tmp_path, SAID) == ["items"]
+        receipt = await erase(live)
+        assert receipt["status"] == "done"
+        (replica,) = [told for name, told in receipt["places"].items() if name.startswith("127.0.0.1")]
+        assert (replica["state"], replica["sessions"]) == ("cannot", 1)
+        assert rows_with(tmp_path, "QUJDREVGRw") == rows_with(tmp_path, SAID) == []
 
 
 async def test_an_archived_session_is_listed_on_request_takes_no_turns_and_comes_back(live: Live, engine: Deaf) -> None:
