@@ -70,11 +70,17 @@ async def test_a_session_is_put_down_where_it_lies(tmp_path: Path) -> None:
         await live.turn(session, LONG)
         down = await live.client.post(f"/v1/sessions/{session}/suspend")
         up = await live.client.post(f"/v1/sessions/{session}/resume")
+        lines = (await live.client.get("/admin/v1/audit")).json()["data"]
     wanted = {"id": session, "replica": "a", "tokens": 40}
     assert down.json() == wanted | {"tier": "disk", "blocks": 3, "bytes": 99}
     assert up.json() == wanted | {"device": 0, "host": 3, "disk": 3}
     name, salt, _ = engine.ran[0]
     assert engine.asked == [("suspend", name, salt), ("resume", name, salt)]
+    told = [(line["action"], line["target"], line["details"], line["request_id"]) for line in lines]
+    assert told == [
+        ("session.resume", session, {"replica": "a"}, up.headers["x-request-id"]),
+        ("session.suspend", session, {"replica": "a"}, down.headers["x-request-id"]),
+    ]
 
 
 @pytest.mark.parametrize("code", ["not_found", "session_busy", "storage_full", "unsupported"])
