@@ -34,6 +34,7 @@ def things(gateway: Served) -> dict[str, str]:
     assert compaction.status_code == 200, compaction.text
     asked = {"model": "echo", "input": "hello"}
     response = gateway.client.post("/v1/responses", json=asked, headers=ann).json()["id"]
+    erasure = gateway.client.post("/v1/erasures", json={"user": "somebody"}, headers=ann).json()["id"]
     items = {"items": [{"role": "user", "content": "hello"}]}
     conversation = gateway.client.post("/v1/conversations", json=items, headers=ann).json()["id"]
     item = gateway.client.get(f"/v1/conversations/{conversation}/items", headers=ann).json()["data"][0]["id"]
@@ -41,6 +42,7 @@ def things(gateway: Served) -> dict[str, str]:
         "{session_id}": "anns",
         "{turn}": "1",
         "{response_id}": response,
+        "{erasure_id}": erasure,
         "{conversation_id}": conversation,
         "{item_id}": item,
     }
@@ -49,6 +51,7 @@ def things(gateway: Served) -> dict[str, str]:
 def named(path: str, things: dict[str, str]) -> str:
     for name, value in things.items():
         path = path.replace(name, value)
+    assert "{" not in path, f"make one for {path}"
     return path
 
 
