@@ -162,7 +162,9 @@ class Places:
             if cleaned:
                 await self._room.store.forgotten(one, "answered", {})
             else:
-                await self._room.store.put_off_forgetting(one, _wait_s(one.tries), "old versions of rows are in use")
+                await self._room.store.put_off_forgetting(
+                    one, _wait_s(one.tries), "the database is busy, or did so a moment ago"
+                )
 
     async def _one(self, one: Forgetting) -> None:
         """Raises EngineError, StoreUnavailable."""

@@ -13,7 +13,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -60,8 +60,8 @@ class Database(Protocol):
         """Remove what was deleted from files beside the main one; False: could not now, try again."""
         ...
 
-    async def clean(self) -> bool:
-        """The same, and what the database itself keeps of it for longer; may take minutes. False: try again."""
+    async def clean(self, tables: Sequence[str]) -> bool:
+        """The same, and what the database itself keeps of rows of these tables; may take minutes. False: try again."""
         ...
 
     async def close(self) -> None: ...
@@ -164,7 +164,7 @@ class SqliteDatabase:
     async def scrub(self) -> bool:
         return await asyncio.get_running_loop().run_in_executor(self._writer, self._truncate_wal)
 
-    async def clean(self) -> bool:
+    async def clean(self, tables: Sequence[str]) -> bool:
         return await self.scrub()
 
     def _truncate_wal(self) -> bool:
@@ -264,7 +264,7 @@ class PostgresDatabase:
     async def scrub(self) -> bool:
         return True  # PostgreSQL overwrites dead rows in its own time, `clean` bids it to
 
-    async def clean(self) -> bool:
+    async def clean(self, tables: Sequence[str]) -> bool:
         """VACUUM: the room of dead rows is free to be written over. Log segments and backups are the operator's."""
         now = time.monotonic()
         if now - self._cleaned_s < CLEANED_EVERY_S:
@@ -273,8 +273,8 @@ class PostgresDatabase:
         try:
             async with self._engine.connect() as connection:
                 raw = await connection.get_raw_connection()
-                # of the tables that are this user's; others it warns of, and passes over
-                await raw.driver_connection.execute("VACUUM (SKIP_LOCKED)", timeout=CLEANED_WITHIN_S)  # type: ignore[union-attr]
+                statement = f"VACUUM (SKIP_LOCKED) {', '.join(tables)}"
+                await raw.driver_connection.execute(statement, timeout=CLEANED_WITHIN_S)  # type: ignore[union-attr]
         except Exception as error:
             if kind(error) in ("gone", "again"):
                 return False

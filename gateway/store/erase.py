@@ -42,6 +42,7 @@ _DELETES = (
     ),
     (str(sessions.name), sessions.delete().where(sessions.c.tenant_id == _TENANT, sessions.c.id == _SESSION)),
 )
+WORDS = tuple(name for name, _ in _DELETES)  # the tables that hold what was said
 _LOCK = select(sessions.c.id).where(sessions.c.tenant_id == _TENANT, sessions.c.id == _SESSION).with_for_update()
 
 

@@ -108,7 +108,7 @@ class ErasureStore(Access):
 
     async def clean(self) -> bool:
         """Let the database's own files hold nothing of what was erased; may take minutes. False: not now."""
-        self._unscrubbed = not await self._database.clean()
+        self._unscrubbed = not await self._database.clean(erase.WORDS)
         return not self._unscrubbed
 
     async def _scrub(self) -> None:

@@ -6,7 +6,7 @@ A write that got through says that it is there; a read alone does not, for one t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -47,8 +47,8 @@ class Watched:
     async def scrub(self) -> bool:
         return await self._database.scrub()
 
-    async def clean(self) -> bool:
-        return await self._database.clean()
+    async def clean(self, tables: Sequence[str]) -> bool:
+        return await self._database.clean(tables)
 
     async def close(self) -> None:
         await self._database.close()

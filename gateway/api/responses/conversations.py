@@ -118,7 +118,8 @@ async def delete(request: Request, caller: Caller, conversation_id: str) -> Resp
     line = line_of(request, caller, "session.delete", session.id)
     receipt = await erased(gateway, caller.tenant_id, session.id, line)
     told = {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
-    return json_response({**told, "erased": receipt["erased"] if receipt is not None else {}})
+    shown = {name: receipt[name] for name in ("erased", "erasure", "status")} if receipt is not None else {"erased": {}}
+    return json_response({**told, **shown})
 
 
 @router.post(

@@ -182,7 +182,9 @@ class DeletedShape(BaseModel):
     id: str
     object: Literal["response", "conversation.deleted"]
     deleted: Literal[True]
-    erased: dict[str, int] = Field(description="What was erased where: store -> count.")
+    erased: dict[str, int] = Field(description="Rows that went, by table.")
+    erasure: str | None = Field(None, description="Of a conversation's receipt: `GET /v1/erasures/{erasure_id}`.")
+    status: Literal["pending", "done"] | None = Field(None, description="pending: a replica has still to forget it.")
 
 
 class InputTokensShape(BaseModel):

@@ -183,6 +183,15 @@ async def listed(store: Store, tenant: str) -> tuple[SessionRecord, ...]:
     return (await store.list_sessions(tenant, filter=SessionFilter(include_archived=True))).sessions
 
 
+async def test_the_database_s_own_files_are_cleaned_and_a_server_is_not_bid_to_all_the_time(
+    store: Store, url: str
+) -> None:
+    await talk(store, "t1")
+    await store.delete_session(TENANT, SESSION)
+    assert await store.clean()
+    assert await store.clean() is url.startswith("sqlite")
+
+
 async def test_two_gateways_that_sweep_at_once_erase_each_session_once(url: str, clock: Clock) -> None:
     async with open_store(url, clock=clock) as one, open_store(url, clock=clock) as two:
         for number in range(60):
