@@ -5,7 +5,6 @@ settings -> address -> secret -> database at head -> model -> app -> the greetin
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from gateway.commands.listening import listen, run_until_signal
 from gateway.commands.model_folder import ensure_model
 from gateway.commands.options import Config, Database, settings_of
 from gateway.commands.storage import first_key, migrate_database, secret_of
+from gateway.logs import write_log
 
 
 def serve(
@@ -31,10 +31,7 @@ def serve(
 ) -> None:
     """Run the gateway. Without an upstream it starts an engine of its own."""
     settings = settings_of(config, upstreams=upstream or None, model=model, host=host, port=port, database_url=database)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
-    if settings.log_level != "debug":
-        for name in ("alembic", "uvicorn"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+    write_log(settings.log_level)
     with listen(settings.host, settings.port) as listener:
         secret = secret_of(settings)
         revision = migrate_database(settings)

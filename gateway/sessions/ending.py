@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from gateway.store.usage_records import Account, amount_of, day_of
 log = structlog.get_logger(__name__)
 
 COMMIT_RETRY_S = (0.1, 0.3, 1.0, 2.0, 4.0)  # a database that went away gets this long to take the answer
+COMMIT_WITHIN_S = 10.0  # and one that hangs, or is locked, this long: no try begins after it
 
 
 class Ending:
@@ -60,6 +62,7 @@ class Ending:
             self.usage(),
         )
         write = replace(write, metadata={**write.metadata, **self.notes()})
+        began = time.monotonic()
         for pause_s in (*COMMIT_RETRY_S, None):
             try:
                 await self.room.store.finish_turn(write)
@@ -69,7 +72,7 @@ class Ending:
                 await self._forget_if_gone(self.command.session_id)
                 return self.ended(result.failed("lease_lost", "another gateway took this session over"), metadata)
             except StoreUnavailable as error:
-                if pause_s is None:
+                if pause_s is None or time.monotonic() - began > COMMIT_WITHIN_S:
                     return self._not_persisted(result, error)
                 await asyncio.sleep(pause_s)
         raise AssertionError("unreachable")

@@ -80,7 +80,7 @@ async def crash(
     await gateway.ready()
     killer = asyncio.create_task(_kill(gateway, engine, kills, dice, story))
     clients = [
-        _converse(gateway.url, f"s{n}", load, story, killer, random.Random(seed + n)) for n in range(load.sessions)
+        converse(gateway.url, f"s{n}", load, story, killer, random.Random(seed + n)) for n in range(load.sessions)
     ]
     try:
         await asyncio.gather(*clients)
@@ -130,7 +130,7 @@ async def _kill(gateway: Supervised, engine: Supervised, kills: Kills, dice: ran
     for mark in marks:
         await engine.ready()
         await gateway.ready()
-        await _answered(story)
+        await until_answered(story)
         await asyncio.sleep(dice.uniform(0.05, 1.0))
         victim = gateway if mark == "gateway" else engine
         life = victim.lives
@@ -139,7 +139,7 @@ async def _kill(gateway: Supervised, engine: Supervised, kills: Kills, dice: ran
         story.killed[mark] += 1
 
 
-async def _answered(story: Story) -> None:
+async def until_answered(story: Story) -> None:
     """Until one more turn was answered: kills that follow each other faster than an engine loads prove nothing."""
     until, before = time.monotonic() + TURN_S, story.answered
     while story.answered == before:
@@ -147,9 +147,10 @@ async def _answered(story: Story) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _converse(
+async def converse(
     url: str, session: str, load: Load, story: Story, killer: asyncio.Task[None], dice: random.Random
 ) -> None:
+    """One client's conversation, until the killer is done and enough was answered."""
     heard = story.heard[session] = []
     async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
         await _until(client, "/v1/sessions", {"id": session, "model": load.model, "system": load.system}, story)
@@ -199,6 +200,8 @@ async def _once(
             return _refused(response), None
         text, count = "", 0
         async for event in events_of(response):
+            if event["type"] == "error":  # the stream breaks off, the turn may run on
+                return f"error: {event['error']['code']}", None
             count += 1
             assert event["sequence_number"] == count, "an event is missing, or came twice"
             text += event.get("delta", "")
@@ -213,6 +216,7 @@ async def _once(
 def _refused(answer: httpx.Response) -> str:
     """What a client may be told while processes die: to try again."""
     assert answer.status_code in (409, 502, 503, 504), answer.text
+    assert answer.status_code != 503 or int(answer.headers["retry-after"]) >= 1, answer.text
     return f"{answer.status_code} {answer.json()['error']['code']}"
 
 

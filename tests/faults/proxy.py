@@ -58,7 +58,8 @@ CHUNK = 65_536
 
 
 class FaultProxy:
-    """Accepts on `port` (chosen by the system unless given) and forwards to (`host`, `upstream_port`)."""
+    """Accepts on `port` (chosen by the system unless given) and forwards to (`host`, `upstream_port`), or to the Unix
+    socket whose path `host` is."""
 
     def __init__(self, host: str, upstream_port: int, *, port: int = 0, fault: Fault = PASS) -> None:
         self.fault = fault
@@ -88,6 +89,12 @@ class FaultProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
+    async def cut(self) -> None:
+        """Reset every connection that is open now, whatever is on its way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -107,7 +114,9 @@ class FaultProxy:
         if isinstance(fault, Refuse):
             _reset_on_close(writer)
             return
-        up_reader, up_writer = await asyncio.open_connection(*self._upstream)
+        host, port = self._upstream
+        opened = asyncio.open_unix_connection(host) if host.startswith("/") else asyncio.open_connection(host, port)
+        up_reader, up_writer = await opened
         up = asyncio.ensure_future(_forward(reader, up_writer))
         down = asyncio.ensure_future(_answer(fault, up_reader, writer))
         try:
