@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from gateway.errors import BadRequest, QueueRefused, Unavailable
+from gateway.errors import BadRequest, QueueRefused, Unavailable, UpstreamFailed
 from gateway.fleet.placement import Placement
 from gateway.sessions.command import TurnCommand
 from gateway.sessions.generation import Generation
@@ -47,8 +47,7 @@ class Ending:
             self._note_usage()
             return self.ended(result, metadata)
         if result.code == "lease_lost":
-            await self._forget_if_gone(self.command.session_id)
-            return self.ended(result, metadata)
+            return await self._lease_lost(result, metadata)
         if isinstance(self.answer.error, BadRequest | QueueRefused) and not self.answer.reader.started:
             return await self._refused(result, metadata)
         write = finish_turn(
@@ -69,8 +68,7 @@ class Ending:
                 self._remember(write)
                 return self.ended(result, metadata)
             except LeaseLost:
-                await self._forget_if_gone(self.command.session_id)
-                return self.ended(result.failed("lease_lost", "another gateway took this session over"), metadata)
+                return await self._lease_lost(result, metadata)
             except StoreUnavailable as error:
                 if pause_s is None or time.monotonic() - began > COMMIT_WITHIN_S:
                     return self._not_persisted(result, error)
@@ -83,6 +81,13 @@ class Ending:
         names = (command.key_id, command.user_ref or "", "", command.ask.model)
         account = Account(command.tenant_id, day_of(room.clock()), *names, "turn")
         room.store.note_usage(account, amount_of(self.usage()))
+
+    async def _lease_lost(self, result: Outcome, metadata: Mapping[str, Any]) -> TurnEnded:
+        assert self.command.session_id is not None
+        await self._forget_if_gone(self.command.session_id)
+        message = "another gateway took this session over"
+        self.run.failure = UpstreamFailed(message, code="lease_lost", retry_after_s=1.0)
+        return self.ended(result.failed("lease_lost", message), metadata)
 
     def _not_persisted(self, result: Outcome, error: StoreUnavailable) -> TurnEnded:
         """Whether transaction 2 was heard of late is not known: the same idempotency key tells, or runs it again."""

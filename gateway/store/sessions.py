@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -40,6 +40,7 @@ from gateway.store.records import (
     SessionFilter,
     SessionPage,
     SessionRecord,
+    StoreUnavailable,
     TurnRecord,
 )
 from gateway.store.replica_store import ReplicaStore
@@ -342,9 +343,10 @@ class Store(
         return self._watched.away
 
     async def look(self) -> None:
-        """Where it is away, ask whether it is back. Raises StoreUnavailable: it is not."""
+        """Where it is away, ask whether it is back."""
         if self.away:
-            await self.ping()
+            with suppress(StoreUnavailable):  # not yet; the log was told when it went
+                await self.ping()
 
     async def schema(self) -> SchemaState:
         return await schema_state(self._database)

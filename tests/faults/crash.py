@@ -216,7 +216,8 @@ async def _once(
 def _refused(answer: httpx.Response) -> str:
     """What a client may be told while processes die: to try again."""
     assert answer.status_code in (409, 502, 503, 504), answer.text
-    assert answer.status_code != 503 or int(answer.headers["retry-after"]) >= 1, answer.text
+    lost = answer.json()["error"]["code"] == "lease_lost"
+    assert not (answer.status_code == 503 or lost) or int(answer.headers["retry-after"]) >= 1, answer.text
     return f"{answer.status_code} {answer.json()['error']['code']}"
 
 

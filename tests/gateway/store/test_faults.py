@@ -106,6 +106,23 @@ async def test_a_database_that_was_moved_away_and_back_heals(path: Path) -> None
     await database.close()
 
 
+async def test_nothing_goes_into_a_file_that_bears_the_name_no_more(path: Path) -> None:
+    away = path.with_suffix(".away")
+    async with open_store(f"sqlite:///{path}") as store:
+        await store.create_session(session())
+        os.rename(path, away)
+        for _ in range(2):  # by the connection that has it open, and by a new one
+            with pytest.raises(StoreUnavailable):
+                await store.begin_turn(begin("t1"))
+            with pytest.raises(StoreUnavailable):
+                await store.get_session(TENANT, SESSION)
+        assert store.away
+        assert path.name not in os.listdir(path.parent), "an empty database was made"
+        os.rename(away, path)
+        assert isinstance(await store.begin_turn(begin("t1")), Begun)
+        assert not store.away
+
+
 async def test_a_writer_that_is_closed_refuses(path: Path) -> None:
     async with open_store(f"sqlite:///{path}") as store:
         pass

@@ -16,6 +16,7 @@ from gateway.store.records import (
     LeaseLost,
     NoSession,
     SessionChanges,
+    SessionFilter,
     UnknownTurn,
     UnstorableText,
 )
@@ -366,3 +367,20 @@ async def test_a_lone_surrogate_in_an_item_fails_its_turn_alone(store: Store) ->
     with pytest.raises(TypeError):
         await store.begin_turn(begin("t1", input=said("\ud800")))
     assert await store.list_turns(TENANT, SESSION) == ()
+
+
+async def test_a_lease_from_before_the_clock_stepped_back_is_over(store: Store, clock: Clock) -> None:
+    """Everywhere alike: nobody is told that the session is busy, and the next turn takes it."""
+    await store.begin_turn(begin("t1", create=session()))
+    for by_s, status in ((0.0, "running"), (-60.0, "running"), (-3600.0, "idle")):
+        clock.now += by_s
+        found = await store.get_session(TENANT, SESSION)
+        assert found is not None
+        assert found.status == status
+        for asked in ("running", "idle"):
+            page = await store.list_sessions(TENANT, filter=SessionFilter(status=asked))
+            assert [one.id for one in page.sessions] == ([SESSION] if asked == status else [])
+    assert isinstance(await store.begin_turn(begin("t2")), Begun)
+    before = await store.get_turn(TENANT, SESSION, "t1")
+    assert before is not None
+    assert before.turn.status == "incomplete"
