@@ -14,6 +14,7 @@ import pytest
 from engines.contract import EngineUnreachable
 from engines.echo import EchoEngine
 from gateway.api.state import Gateway
+from gateway.app import _sweep
 from gateway.sessions import erasing
 from tests.gateway.api.test_chat_mode import Recorder, in_front_of
 from tests.gateway.live import Live, live_gateway
@@ -272,6 +273,22 @@ async def test_a_server_that_keeps_no_sessions_cannot_forget_and_a_picture_goes_
         (replica,) = [told for name, told in receipt["places"].items() if name.startswith("127.0.0.1")]
         assert (replica["state"], replica["sessions"]) == ("cannot", 1)
         assert rows_with(tmp_path, "QUJDREVGRw") == rows_with(tmp_path, SAID) == []
+
+
+async def test_sessions_whose_time_is_over_are_forgotten_by_replicas_too(tmp_path: Path, engine: Deaf) -> None:
+    async with live_gateway(tmp_path, {"echo": engine}, tenant_session_ttl_s={"default": 0.5}) as live:
+        own = await live.session(ttl_seconds=1)
+        for session in (own, await live.session()):
+            await live.turn(session, SAID)
+        kept = await live.session(ttl_seconds=3600)
+        gateway = gateway_of(live)
+        async with asyncio.timeout(60):
+            while rows_with(tmp_path, SAID) or engine.paths.cached_blocks:
+                await _sweep(gateway.store, gateway.room, gateway.places, gateway.settings, gateway.clock)
+                await asyncio.sleep(0.1)
+        receipts = (await live.client.get("/v1/erasures")).json()["data"]
+        assert [receipt["scope"] for receipt in receipts] == ["expired", "expired"]
+        assert (await live.client.get(f"/v1/sessions/{kept}")).status_code == 200
 
 
 async def test_an_archived_session_is_listed_on_request_takes_no_turns_and_comes_back(live: Live, engine: Deaf) -> None:
