@@ -42,7 +42,8 @@ from tests.gateway.store.values import begin, session
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 
 SEED = 20_26
-# What a client may be told while the database is away; and that a turn which was told so runs yet, or ran.
+# What a client may be told while the database is away; that a turn which was told so runs yet; and, where that took
+# longer than its lease, that the turn was ended as that of a gateway that is gone.
 CLEAR = {
     "answered",
     "streamed",
@@ -51,6 +52,8 @@ CLEAR = {
     "409 session_busy",
     "session.turn.failed: not_persisted",
     "error: database_unavailable",
+    "502 lease_lost",
+    "session.turn.failed: lease_lost",
 }
 LOAD = Load("echo", turns=24, sessions=4)
 SHORT = pytest.param(False, id="short")
