@@ -81,7 +81,7 @@ class Gate:
         ):
             yield
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=PATIENCE_S)
 
     async def refresh(self) -> None:
         """The limits as the database has them."""

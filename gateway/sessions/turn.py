@@ -271,7 +271,9 @@ async def _start_stateless(room: TurnRoom, command: TurnCommand) -> TurnRun:
     else:
         check_pairs({}, command.ask.kept, param=command.param)
     prepared = await prepared_for(room, unsaved, history, None)
-    held = await room.registry.see_through(_admitted(room, command, prepared), room.gate.give_back)
+    held = None
+    if room.gate.limits_of(command.tenant_id, command.key_id):
+        held = await room.registry.see_through(_admitted(room, command, prepared), room.gate.give_back)
     return _launch(room, unsaved, history, prepared, None, None, held)
 
 
