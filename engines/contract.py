@@ -341,6 +341,24 @@ class KeepsKv(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A session's cache at a replica, under the name that its prompts came by. `bytes`: of its blocks on the device,
+    also of those that other sessions share."""
+
+    session: str
+    bytes: int
+
+
+@runtime_checkable
+class TellsKept(Protocol):
+    """An engine that tells how much it keeps of each session."""
+
+    async def kept(self) -> list[Kept] | None:
+        """The least recently used first. None: this replica does not tell bytes."""
+        ...
+
+
 class EngineError(Exception):
     """Something about a replica or a request to it. `retryable`: another replica may be asked."""
 

@@ -29,6 +29,7 @@ from engines.contract import (
     FinishReason,
     GenerateRequest,
     IdsPrompt,
+    Kept,
     RequestRefused,
     Sampling,
     TokenLogprob,
@@ -164,6 +165,9 @@ class EchoEngine:
         gone = self.paths.forget(session, salt)
         self._tell()
         return {"device": gone}
+
+    async def kept(self) -> list[Kept]:
+        return [Kept(session, size) for session, size in self.paths.kept()]
 
     def kv_feed(self) -> AsyncGenerator[FeedItem, None] | None:
         return self._kv.feed() if self._kv is not None else None

@@ -102,6 +102,12 @@ class PathStore:
             self._drop(key)
         return before - self.cached_blocks
 
+    def kept(self) -> list[tuple[str, int]]:
+        """(session, bytes of its blocks' ids), the least recently used first."""
+        size = self.block_size * ID_BYTES
+        named = ((key[0], len(path.blocks) * size) for key, path in self._paths.items() if key[2] == 0)
+        return [(session, held) for session, held in named if session is not None]
+
     def check(self) -> None:
         """Every block is held by exactly the paths that list it."""
         counted = Counter(block for path in self._paths.values() for block in path.blocks)

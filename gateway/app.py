@@ -61,6 +61,8 @@ from gateway.fleet.supervisor import EmbeddedEngine, embedded_engine
 from gateway.ids import derived_id, id_maker
 from gateway.limits.counters import open_counters
 from gateway.limits.gate import Gate
+from gateway.limits.kv import EVERY_S as KV_EVERY_S
+from gateway.limits.kv import KvKeeper
 from gateway.metrics import Metrics
 from gateway.policy import policy_of
 from gateway.sealing import seal
@@ -220,6 +222,15 @@ async def _wire(
         gate=gate,
         without_database=settings.without_database == "unsaved",
     )
+    keeper = KvKeeper(
+        store,
+        fleet,
+        gate,
+        clock=clock,
+        name_of=affinities(secret),
+        salt_of=salt_of,
+        forgot=app.state.metrics.kv_given_up.inc,
+    )
     idempotency = derive(secret, "idempotency")
     await stack.enter_async_context(fleet.running())
     roster = Roster(
@@ -243,6 +254,7 @@ async def _wire(
     await stack.enter_async_context(repeated(partial(take_offers, room), every_s=TAKE_EVERY_S, name="handovers"))
     await stack.enter_async_context(repeated(store.flush_usage, every_s=FLUSH_EVERY_S, name="usage-flush"))
     await stack.enter_async_context(repeated(store.look, every_s=LOOK_EVERY_S, name="database-watch"))
+    await stack.enter_async_context(repeated(keeper.round, every_s=KV_EVERY_S, name="kv-limits"))
     sweep = partial(_sweep, store, room, places, settings, clock)
     await stack.enter_async_context(repeated(sweep, every_s=SWEEP_EVERY_S, name="store-sweep"))
     return Gateway(

@@ -68,6 +68,11 @@ class Metrics:
         self.usage_waiting = Gauge(
             "turnkeep_usage_waiting", "Accounts whose usage waits to be booked.", registry=registry
         )
+        self.kv_given_up = Counter(
+            "turnkeep_limits_kv_given_up",
+            "Sessions whose K/V a replica gave up for a limit of KV bytes.",
+            registry=registry,
+        )
         self.running = Gauge("turnkeep_turns_running", "Turns that run here.", registry=registry)
         self.replica_up = Gauge("turnkeep_replica_up", "1: answers probes.", ["replica"], registry=registry)
         self.queue_wait = Histogram(

@@ -77,7 +77,7 @@ class Backend(Protocol):
     async def capabilities(self) -> Capabilities: ...
 
     async def sessions(self) -> list[dict[str, Any]]:
-        """Of each kept session: session, tokens, blocks, last_used_s (seconds since its last use)."""
+        """Of each kept session: session, tokens, blocks, bytes (at full precision), last_used_s (since then)."""
         ...
 
     async def forget(self, session: str, salt: str | None) -> dict[str, int]:

@@ -362,17 +362,14 @@ class LocalEngine:
     def sessions(self) -> list[SessionInfo]:
         """What is kept, the least recently used first."""
         pool = self._cache.pool
-        return [
-            SessionInfo(
-                path.session,
-                path.salt,
-                len(path.ids),
-                int((pool.owner[path.blocks.pages] == path.blocks.uids).sum())
-                + bool(path.blocks.tail_len and pool.owner[path.blocks.tail_page] == path.blocks.tail_uid),
-                path.last_used_s,
-            )
-            for path in self._sessions
-        ]
+        found = []
+        for path in self._sessions:
+            own, tail = path.blocks, bool(path.blocks.tail_len)
+            blocks = int((pool.owner[own.pages] == own.uids).sum())
+            blocks += tail and pool.owner[own.tail_page] == own.tail_uid
+            size = int(blocks) * pool.units.page_bytes
+            found.append(SessionInfo(path.session, path.salt, len(path.ids), int(blocks), size, path.last_used_s))
+        return found
 
     def kv_events(self) -> tuple[KvEvent, ...]:
         """What the pool has stored and removed since the last call; nothing without `config.kv_events`."""

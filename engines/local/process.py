@@ -294,6 +294,7 @@ def _kept(entry: Any, now_s: float) -> dict[str, Any]:
         "session": entry.session,
         "tokens": entry.tokens,
         "blocks": entry.blocks,
+        "bytes": entry.bytes,
         "last_used_s": round(now_s - entry.last_used_s, 3),
     }
 

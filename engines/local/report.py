@@ -39,6 +39,7 @@ class SessionInfo:
     salt: str
     tokens: int
     blocks: int  # that still hold what the session wrote
+    bytes: int  # of these blocks on the device, at full precision: at most what they take
     last_used_s: float
 
 

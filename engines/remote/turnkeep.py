@@ -19,6 +19,7 @@ from engines.contract import (
     EngineLoad,
     GenerateRequest,
     IdsPrompt,
+    Kept,
     TokenLogprob,
     UnknownBase,
     Unsupported,
@@ -118,6 +119,14 @@ class TurnkeepEngine:
         told = json_of(await self._upstream.delete(path, timeout_s=FORGET_S), self.name)
         tiers = told.get("tiers") or {"device": told["blocks_freed"]}
         return {str(tier): natural(count) or 0 for tier, count in tiers.items()}
+
+    @spoken
+    async def kept(self) -> list[Kept] | None:
+        listed = json_of(await self._upstream.get("/turnkeep/v1/sessions"), self.name)["sessions"]
+        sizes = [(str(entry["session"]), natural(entry.get("bytes"))) for entry in listed]
+        if any(size is None for _, size in sizes):  # an older engine
+            return None
+        return [Kept(session, size or 0) for session, size in sizes]
 
     async def suspend(self, session: str, salt: str) -> dict[str, Any]:
         return await turnkeep_sessions.ask(self._upstream, "suspend", session, salt)

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from engines.contract import TellsKept
 from gateway.api.access import needs
 from gateway.api.auditing import line_of
 from gateway.api.body import json_object, validated
@@ -37,6 +38,7 @@ class LimitFields(BaseModel):
     sessions: Number | None = Field(None, description="Sessions that are stored.")
     stored_bytes: Number | None = Field(None, description="Bytes of their items and token ids.")
     month_tokens: Number | None = Field(None, description="Prompt and output tokens in a calendar month, UTC.")
+    kv_bytes: Number | None = Field(None, description="Bytes of K/V that replicas keep of their sessions.")
 
 
 class LimitsShape(BaseModel):
@@ -51,6 +53,7 @@ class LimitsList(BaseModel):
     object: str
     data: list[LimitsShape]
     counted_in: str = Field(description="memory (each gateway counts its own), database, or redis.")
+    kv_untold: list[str] = Field(description="Replicas that do not tell how much they keep of a session.")
 
 
 assert tuple(LimitFields.model_fields) == LIMITS
@@ -62,7 +65,9 @@ async def list_limits(request: Request, caller: Operator) -> Response:
     found = await gateway.store.list_limits()
     where = gateway.settings.counted_in
     counted = where if where in ("memory", "database") else "redis"
-    return _json({"object": "list", "data": [one.as_json() for one in found], "counted_in": counted})
+    untold = sorted(replica.name for replica in gateway.fleet if not isinstance(replica.engine, TellsKept))
+    data = [one.as_json() for one in found]
+    return _json({"object": "list", "data": data, "counted_in": counted, "kv_untold": untold})
 
 
 @router.get(
@@ -110,8 +115,7 @@ async def put_key(request: Request, caller: Operator, tenant: Tenant, key: Key) 
     "/{tenant}",
     summary="Remove a tenant's limits",
     response_model=None,
-    status_code=204,
-    responses=answers(204, None, errors=(404,)),
+    responses=answers(200, LimitsShape, errors=(404,)),
 )
 async def delete_tenant(request: Request, caller: Operator, tenant: Tenant) -> Response:
     return await _delete(request, caller, Holder(tenant))
@@ -121,8 +125,7 @@ async def delete_tenant(request: Request, caller: Operator, tenant: Tenant) -> R
     "/{tenant}/keys/{key}",
     summary="Remove a key's limits",
     response_model=None,
-    status_code=204,
-    responses=answers(204, None, errors=(404,)),
+    responses=answers(200, LimitsShape, errors=(404,)),
 )
 async def delete_key(request: Request, caller: Operator, tenant: Tenant, key: Key) -> Response:
     return await _delete(request, caller, Holder(tenant, key))
@@ -152,7 +155,7 @@ async def _delete(request: Request, caller: Identity, holder: Holder) -> Respons
     line = line_of(request, caller, "limits.remove", holder.key_id or holder.tenant_id, tenant_id=holder.tenant_id)
     await gateway.store.set_limits(holder, NONE, line=line)
     await gateway.room.gate.refresh()
-    return Response(status_code=204)
+    return await _get(gateway, holder)
 
 
 async def _check(gateway: Gateway, holder: Holder) -> None:

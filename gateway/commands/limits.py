@@ -28,8 +28,8 @@ def list_limits(json: Json = False, config: Config = None, database: Database = 
         print_json([one.as_json() for one in found])
         return
     rows = [(one.tenant_id, one.key_id, *(getattr(one.limits, name) for name in LIMITS)) for one in found]
-    columns = ("TENANT", "KEY", "REQUESTS/MIN", "TOKENS/MIN", "TURNS AT ONCE", "SESSIONS", "BYTES", "TOKENS/MONTH")
-    print_rows(columns, rows, empty="There is no limit: `turnkeep limits set` sets one.")
+    numbers = ("REQUESTS/MIN", "TOKENS/MIN", "TURNS AT ONCE", "SESSIONS", "BYTES", "TOKENS/MONTH", "KV BYTES")
+    print_rows(("TENANT", "KEY", *numbers), rows, empty="There is no limit: `turnkeep limits set` sets one.")
 
 
 @app.command("set")
@@ -42,6 +42,7 @@ def set_limits(
     sessions: Annotated[str | None, typer.Option(help="Sessions that are stored.")] = None,
     stored_bytes: Annotated[str | None, typer.Option(help="Bytes of their items and token ids.")] = None,
     month_tokens: Annotated[str | None, typer.Option(help="Tokens in a calendar month, UTC.")] = None,
+    kv_bytes: Annotated[str | None, typer.Option(help="Bytes of K/V that replicas keep of their sessions.")] = None,
     json: Json = False,
     config: Config = None,
     database: Database = None,
@@ -54,6 +55,7 @@ def set_limits(
         "sessions": sessions,
         "stored_bytes": stored_bytes,
         "month_tokens": month_tokens,
+        "kv_bytes": kv_bytes,
     }
     named = {name: _number(name, value) for name, value in given.items() if value is not None}
     if not named:

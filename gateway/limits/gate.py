@@ -63,9 +63,10 @@ class Gate:
         self._refused = refused
         self._blind = blind
         self._limits: dict[Holder, Limits] = {}
-        self._stamp: tuple[int, ...] = ()
+        self._stamp = (0, 0)
         self._quotas = Quotas(store, clock)
         self._held: dict[str, Admission] = {}  # with a slot
+        self._freed: set[str] = set()  # since the last look at which slots to hold
         self._over_until: dict[Holder, float] = {}  # no request of theirs fits before, by time.monotonic
         self._tasks: set[asyncio.Task[None]] = set()
         self._sees = True  # whether counters answered last
@@ -99,6 +100,10 @@ class Gate:
             return []
         holders = (Holder(tenant_id, TENANT), Holder(tenant_id, key_id))
         return [(holder, self._limits[holder]) for holder in holders if holder in self._limits]
+
+    def kv_limits(self) -> list[tuple[Holder, int]]:
+        """Who has one, and which."""
+        return [(holder, most) for holder, limits in self._limits.items() if (most := limits.kv_bytes) is not None]
 
     def bounds(self, tenant_id: str, key_id: str) -> tuple[Bound, ...]:
         """What a new session must fit."""
@@ -264,6 +269,7 @@ class Gate:
 
     async def _free(self, admission: Admission) -> None:
         if admission.slots:
+            self._freed.add(admission.id)
             await self._counters.slots.free(admission.slots, admission.id)
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
@@ -278,10 +284,15 @@ class Gate:
             log.warning("what a turn held of its limits is free when it lapses", reason=str(error)[:200])
 
     async def _hold(self) -> None:
-        """Slots of turns that still run."""
-        held = [(holder, admission.id) for admission in self._held.values() for holder in admission.slots]
-        if held and self._counters.slots.shared:
-            await self._counters.slots.hold(held)
+        """Slots of turns that still run. One that was freed while it was being held is freed again."""
+        self._freed.clear()
+        held = [admission for admission in self._held.values() if admission.slots]
+        if not held or not self._counters.slots.shared:
+            return
+        await self._counters.slots.hold([(holder, one.id) for one in held for holder in one.slots])
+        for admission in held:
+            if admission.id in self._freed:
+                await self._free(admission)
 
     async def _sweep(self) -> None:
         await self._store.sweep_counts(window_of(self._clock()) - 2)

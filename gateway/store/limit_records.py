@@ -20,6 +20,7 @@ class Limits:
     sessions: int | None = None
     stored_bytes: int | None = None
     month_tokens: int | None = None
+    kv_bytes: int | None = None
 
     def named(self) -> Iterator[tuple[str, int]]:
         """Those that are set."""

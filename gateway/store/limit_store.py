@@ -17,7 +17,7 @@ class LimitStore(Access):
     async def list_limits(self, tenant_id: str | None = None) -> tuple[Limited, ...]:
         return await self._read(lambda c: limits.read_limits(c, tenant_id))
 
-    async def limits_stamp(self) -> tuple[int, ...]:
+    async def limits_stamp(self) -> tuple[int, int]:
         """It changes whenever a limit does."""
         return await self._read(limits.stamp)
 
@@ -28,6 +28,10 @@ class LimitStore(Access):
     async def stored_bytes(self, holder: Holder) -> int:
         """Of the sessions that the tenant has, or that this key of it made."""
         return await self._read(lambda c: limits.stored_bytes(c, holder))
+
+    async def session_ids(self, holder: Holder, idle_since: float) -> dict[str, bool]:
+        """Its sessions -> whether nobody has used it since then, and no turn of it runs."""
+        return await self._read(lambda c: limits.session_ids(c, holder, idle_since))
 
     # ---- counted for all gateways on the database
 

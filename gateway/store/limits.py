@@ -25,27 +25,32 @@ def read_limits(connection: Connection, tenant_id: str | None = None) -> tuple[L
     found = select(limits).order_by(limits.c.tenant_id, limits.c.key_id)
     if tenant_id is not None:
         found = found.where(limits.c.tenant_id == tenant_id)
-    return tuple(
+    rows = connection.execute(found).all()
+    every = (
         Limited(row.tenant_id, row.key_id, Limits(**{name: getattr(row, name) for name in LIMITS}), row.updated_at)
-        for row in connection.execute(found)
+        for row in rows
     )
+    return tuple(one for one in every if one.limits != NONE)
 
 
-def stamp(connection: Connection) -> tuple[int, ...]:
-    """It changes whenever a limit does."""
-    revisions = (func.coalesce(fold(limits.c.revision), 0) for fold in (func.max, func.sum))
-    return tuple(int(number) for number in connection.execute(select(func.count(), *revisions)).one())
+def stamp(connection: Connection) -> tuple[int, int]:
+    """It grows with every change of a limit: (how many were ever set, how often any was)."""
+    often = func.coalesce(func.sum(limits.c.revision), 0)
+    row = connection.execute(select(func.count(), often)).one()
+    return int(row[0]), int(row[1])
 
 
 def set_limits(connection: Connection, holder: Holder, wanted: Limits, now: float) -> bool:
-    """In place of what was set. With none set the row goes; False: there was none."""
+    """In place of what was set. A row with none stays, so that every gateway hears of it; False: there was none."""
     storable(holder.tenant_id, holder.key_id)
-    if wanted == NONE:
-        return connection.execute(limits.delete().where(_of(holder))).rowcount > 0
-    revision = int(connection.execute(select(func.coalesce(func.max(limits.c.revision), 0))).scalar_one()) + 1
-    values = {name: getattr(wanted, name) for name in LIMITS} | {"revision": revision, "updated_at": now}
-    made = _INSERT[connection.dialect.name](limits).values(tenant_id=holder.tenant_id, key_id=holder.key_id, **values)
-    connection.execute(made.on_conflict_do_update(index_elements=list(limits.primary_key), set_=values))
+    if wanted == NONE and not any(one.key_id == holder.key_id for one in read_limits(connection, holder.tenant_id)):
+        return False
+    values = {name: getattr(wanted, name) for name in LIMITS} | {"updated_at": now}
+    made = _INSERT[connection.dialect.name](limits).values(
+        tenant_id=holder.tenant_id, key_id=holder.key_id, revision=1, **values
+    )
+    again = values | {"revision": limits.c.revision + 1}
+    connection.execute(made.on_conflict_do_update(index_elements=list(limits.primary_key), set_=again))
     return True
 
 
@@ -86,6 +91,13 @@ def stored_bytes(connection: Connection, holder: Holder) -> int:
 def _theirs(holder: Holder) -> ColumnElement[bool]:
     of_tenant = sessions.c.tenant_id == holder.tenant_id
     return and_(of_tenant, sessions.c.key_id == holder.key_id) if holder.key_id else of_tenant
+
+
+def session_ids(connection: Connection, holder: Holder, idle_since: float) -> dict[str, bool]:
+    """The holder's sessions -> whether nobody has used it since then, and no turn of it runs."""
+    idle = and_(sessions.c.running_turn_id.is_(None), sessions.c.updated_at < idle_since)
+    rows = connection.execute(select(sessions.c.id, idle).where(_theirs(holder)))
+    return {row[0]: bool(row[1]) for row in rows}
 
 
 # ---- counters

@@ -411,6 +411,7 @@ limits = Table(  # of a tenant (key_id '') and of its keys; NULL: no limit
     Column("month_tokens", BigInteger),
     Column("revision", BigInteger, nullable=False),
     Column("updated_at", Double, nullable=False),
+    Column("kv_bytes", BigInteger),
     PrimaryKeyConstraint("tenant_id", "key_id"),
 )
 

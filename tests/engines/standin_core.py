@@ -91,6 +91,10 @@ class Kept:
     last_used_s: float
 
     @property
+    def bytes(self) -> int:
+        return self.blocks * 1000
+
+    @property
     def tokens(self) -> int:
         return len(self.ids) // 4
 

@@ -106,6 +106,8 @@ def test_a_forgotten_session_is_gone_and_its_blocks_are_told(engine: RunningEngi
     ]
     assert [(entry["tokens"], entry["blocks"]) for entry in listed] == [(44, 2), (44, 2)]
     assert all(entry["last_used_s"] >= 0 for entry in listed)
+    assert len({entry["bytes"] / entry["blocks"] for entry in listed}) == 1
+    assert all(entry["bytes"] > 0 for entry in listed)
     gone = engine.client.delete("/turnkeep/v1/sessions/dir%2F%C3%A4%3F", params={"salt": "a"})
     assert gone.json() == {"blocks_freed": 2}
     base = Base(44, digest_after(ids, [0, 1, 2, 3]))

@@ -22,7 +22,7 @@ from gateway.store.tables import metadata
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
 SOURCE = "import sys, asyncio; from gateway.store.schema import migrate; asyncio.run(migrate(sys.argv[1]))"
-HEAD = "0008"
+HEAD = "0009"
 MIGRATE = [sys.executable, "-c", SOURCE]
 
 
