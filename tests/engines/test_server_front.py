@@ -109,7 +109,7 @@ def test_a_forgotten_session_is_gone_and_its_blocks_are_told(engine: RunningEngi
     assert len({entry["bytes"] / entry["blocks"] for entry in listed}) == 1
     assert all(entry["bytes"] > 0 for entry in listed)
     gone = engine.client.delete("/turnkeep/v1/sessions/dir%2F%C3%A4%3F", params={"salt": "a"})
-    assert gone.json() == {"blocks_freed": 2}
+    assert gone.json() == {"blocks_freed": 2, "tiers": {"device": 2, "host": 0, "disk": 0}}
     base = Base(44, digest_after(ids, [0, 1, 2, 3]))
     assert engine.generate([1], session="dir/ä?", salt="a", base=base)[0] == 409
     assert engine.generate([1], session="dir/ä?", salt="b", base=base)[0] == 200
