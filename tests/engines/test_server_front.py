@@ -113,8 +113,8 @@ def test_a_forgotten_session_is_gone_and_its_blocks_are_told(engine: RunningEngi
     base = Base(44, digest_after(ids, [0, 1, 2, 3]))
     assert engine.generate([1], session="dir/ä?", salt="a", base=base)[0] == 409
     assert engine.generate([1], session="dir/ä?", salt="b", base=base)[0] == 200
-    assert engine.client.delete("/turnkeep/v1/sessions/dir%2F%C3%A4%3F").json() == {"blocks_freed": 3}  # one turn more
-    assert engine.client.delete("/turnkeep/v1/sessions/never").json() == {"blocks_freed": 0}
+    assert engine.client.delete("/turnkeep/v1/sessions/dir%2F%C3%A4%3F").json()["blocks_freed"] == 3  # one turn more
+    assert engine.client.delete("/turnkeep/v1/sessions/never").json()["blocks_freed"] == 0
     assert engine.client.delete("/turnkeep/v1/sessions/s", params={"salt": "a b"}).status_code == 400
 
 
