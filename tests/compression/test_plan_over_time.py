@@ -63,7 +63,7 @@ def lived(window: int, overhead: float, turn: float, seed: int = 0) -> Lived:
 
 
 @pytest.mark.parametrize("overhead", OVERHEADS)
-@pytest.mark.parametrize(("window", "turn"), [(1024, 0.05), (16384, 0.03)])
+@pytest.mark.parametrize(("window", "turn"), [(1024, 0.05), pytest.param(16384, 0.03, marks=pytest.mark.prove)])
 def test_no_fixed_overhead_makes_it_loop(window: int, turn: float, overhead: float) -> None:
     """Each compaction frees a twentieth of the window of what turns brought, so their number is bounded by that; and
     where nothing can be freed, nothing is done, at a price of one plan a turn."""

@@ -168,7 +168,7 @@ ACTS: dict[str, tuple[Act, set[str | None]]] = {
 }
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", ["summary", pytest.param("prefill", marks=pytest.mark.prove)])
 @pytest.mark.parametrize("act", ACTS)
 async def test_what_its_user_does_meanwhile_stands_and_the_compaction_says_what_became_of_it(
     here: Place, act: str, phase: str

@@ -34,6 +34,12 @@ pytestmark = pytest.mark.anyio
 TEXT = "the keeper writes the hour into the book at dusk"  # 48 bytes and the end: 13 deltas of 4 tokens
 CHUNKS = 12  # left after 0 to 11 of them, so that some of the answer is to come
 Way = Literal["fin", "rst"]
+ROUTES_AND_WAYS = [
+    ("session", "fin"),
+    ("chat", "rst"),
+    pytest.param("session", "rst", marks=pytest.mark.prove),
+    pytest.param("chat", "fin", marks=pytest.mark.prove),
+]
 
 
 class RawClient:
@@ -129,8 +135,7 @@ async def _clean(live: Live, engine: EchoEngine) -> None:
     assert [replica.in_flight for replica in live.app.state.gateway.fleet] == [0]
 
 
-@pytest.mark.parametrize("way", ["fin", "rst"])
-@pytest.mark.parametrize("route", ["session", "chat"])
+@pytest.mark.parametrize(("route", "way"), ROUTES_AND_WAYS)
 async def test_who_leaves_a_stream_at_any_chunk_stops_the_engine_and_keeps_what_was_said(
     tmp_path: Path, route: str, way: Way
 ) -> None:
@@ -153,8 +158,7 @@ async def test_who_leaves_a_stream_at_any_chunk_stops_the_engine_and_keeps_what_
                 assert following["tokens"]["base_tokens"] == turn["tokens"]["path_tokens"]
 
 
-@pytest.mark.parametrize("way", ["fin", "rst"])
-@pytest.mark.parametrize("route", ["session", "chat"])
+@pytest.mark.parametrize(("route", "way"), ROUTES_AND_WAYS)
 async def test_with_finish_the_turn_goes_on_and_can_be_resumed(tmp_path: Path, route: str, way: Way) -> None:
     engine = EchoEngine(tokens_per_s=80, prefill_tokens_per_s=400)
     async with gateway_that_is_left_clean(tmp_path, engine) as live:
@@ -190,8 +194,7 @@ async def until_running(live: Live, session: str) -> None:
     raise AssertionError("the turn did not begin")
 
 
-@pytest.mark.parametrize("way", ["fin", "rst"])
-@pytest.mark.parametrize("route", ["session", "chat"])
+@pytest.mark.parametrize(("route", "way"), ROUTES_AND_WAYS)
 @pytest.mark.parametrize("rule", ["cancel", "finish"])
 async def test_who_leaves_a_request_that_is_not_streamed(tmp_path: Path, route: str, rule: str, way: Way) -> None:
     engine = EchoEngine(tokens_per_s=60)

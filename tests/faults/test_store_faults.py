@@ -169,6 +169,7 @@ async def test_a_full_disk(tmp_path: Path, long: bool) -> None:
     await through(tmp_path, in_file(tmp_path), fault)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("long", [SHORT, TEN_SECONDS])
 async def test_a_database_that_another_process_locks(tmp_path: Path, long: bool) -> None:
     """For longer than it is waited for, which is 5 s."""
