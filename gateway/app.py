@@ -92,6 +92,7 @@ FLUSH_EVERY_S = 1.0  # what turns without a session used is in the ledger within
 LOOK_EVERY_S = 0.5  # a database that is away is asked for this often
 STOP_SEEN_S = 0.1  # a signal to stop is heard of within this time
 OFFERS_KEPT_S = 60.0  # of a gateway that died over them
+TOLD_TO_PAGES = ("x-request-id", "x-turnkeep-session", "x-turnkeep-turn", "retry-after", "etag", "link")
 DESCRIPTION = """Turnkeep keeps conversations: send only the new message.
 
 `/v1/chat/completions`, `/v1/responses` and `/v1/conversations` speak OpenAI's protocol, `/v1/messages` Anthropic's;
@@ -137,7 +138,11 @@ def create_app(
     app.add_middleware(HotRoutes)
     if settings.cors_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=list(TOLD_TO_PAGES),
         )
     app.add_middleware(
         Edge, new_id=id_maker(clock), local_only=not settings.auth, origins=frozenset(settings.cors_origins)

@@ -361,6 +361,21 @@ class Settings(BaseSettings):
     def _origins_from_text(cls, value: Any) -> Any:
         return _listed(value)
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            parts = urlsplit(origin)
+            if (
+                parts.scheme not in ("http", "https")
+                or f"{parts.scheme}://{parts.netloc}" != origin
+                or not parts.hostname
+            ):
+                raise ValueError(
+                    f"{origin[:200]!r} is no origin: SCHEME://HOST or SCHEME://HOST:PORT, each named, no path"
+                )
+        return origins
+
     @field_validator("tokenizers", mode="before")
     @classmethod
     def _tokenizers_from_text(cls, value: Any) -> Any:

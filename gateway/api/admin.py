@@ -28,7 +28,15 @@ Operator = Annotated[Identity, Depends(needs("admin"))]
 FILES = Path(__file__).parent.parent / "dashboard"
 SCRIPTS = ("app.js", "audit.js", "keys.js", "parts.js")
 TYPES = {"": "text/html", "style.css": "text/css"} | dict.fromkeys(SCRIPTS, "text/javascript")
-CSP = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; frame-ancestors 'none'"
+CSP = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"
+PAGE_HEADERS = {  # no other page frames it, opens it, or reads a part of it; its forms send nothing by themselves
+    "content-security-policy": f"{CSP}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
 RECENT_TURNS = 200
 SHOWN = 50
 LIVE_EVERY_S = 1.0
@@ -149,5 +157,4 @@ async def page(file: str = "") -> Response:
     if file not in TYPES:
         raise NotFound(f"no file {file[:64]!r} in the dashboard")
     body = await asyncio.to_thread((FILES / (file or "index.html")).read_bytes)
-    headers = {"content-security-policy": CSP, "referrer-policy": "no-referrer", "cache-control": "no-cache"}
-    return Response(body, media_type=TYPES[file], headers=headers)
+    return Response(body, media_type=TYPES[file], headers=PAGE_HEADERS)

@@ -176,6 +176,16 @@ def test_kv_events_that_cannot_be_read_are_refused(wrong: str) -> None:
     assert "kv_events" in problem or "KV events" in problem
 
 
+@pytest.mark.parametrize(
+    "wrong", ["*", "https://a.example/", "a.example", "https://a.example/x", "ftp://a", "https://", "null"]
+)
+def test_an_origin_that_no_browser_would_send_is_refused(wrong: str) -> None:
+    [problem] = problems({"TURNKEEP_CORS_ORIGINS": f"https://good.example:8443,{wrong}"})
+    assert "is no origin" in problem
+    assert wrong in problem
+    assert Settings(cors_origins=("https://good.example:8443",)).cors_origins == ("https://good.example:8443",)
+
+
 def test_a_model_of_the_command_line_takes_no_folder_meant_for_another() -> None:
     environ = {"TURNKEEP_MODEL_DIR": "/models/demo"}
     assert load_settings(environ=environ).model_dir == Path("/models/demo")
