@@ -53,12 +53,20 @@ NUMBERS = (
     0.1 + 0.2,
 )  # fmt: skip
 text = st.one_of(
+    st.sampled_from(("\x00", "a\x00b", "\ud800", "\udfff\ud800")),  # what no database or tokenizer should see
     st.sampled_from(WORDS),
     st.text(max_size=40),
     st.text(st.characters(categories=("Cs", "Cc", "Cf", "Mn", "Co", "Zl", "So")), max_size=12),
 )
 leaf = st.one_of(
-    st.none(), st.booleans(), st.sampled_from(NUMBERS), st.integers(), st.floats(), text, st.sampled_from(RAWS)
+    st.none(),
+    st.booleans(),
+    st.sampled_from(NUMBERS),
+    st.integers(),
+    st.floats(),
+    text,
+    st.sampled_from(RAWS),
+    st.sampled_from(RAWS),
 )
 odd = st.one_of(
     leaf,
