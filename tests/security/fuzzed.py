@@ -28,6 +28,10 @@ ANSWERED = {  # every header that an answer may have; one that a request smuggle
     "date", "etag", "link", "location", "referrer-policy", "retry-after", "server", "transfer-encoding",
     "www-authenticate",
     "x-accel-buffering", "x-content-type-options", "x-request-id", "x-turnkeep-session", "x-turnkeep-turn",
+    "x-turnkeep-unsaved",
+    "x-ratelimit-limit-requests", "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens",
 }  # fmt: skip
 ENGINE = "http://engine.test"  # stands for where the engine that is added listens
 POISON = re.compile(r"\x00|[^\\]\\u(0000|d[89ab]..(?!\\ud[c-f]))", re.IGNORECASE)  # what no later reader could take
@@ -55,8 +59,13 @@ class Subject:
 
     def settle(self) -> None:
         """One of each kind that a path can name."""
-        self.places |= {"{tenant}": "default", "{compaction}": "cmp_none", "{turn}": "1", "{name}": "spare"}
+        self.places |= {"{tenant}": "fuzzed", "{compaction}": "cmp_none", "{turn}": "1", "{name}": "spare"}
         self.places[ENGINE] = self.engine
+        if (
+            self.client.get("/admin/v1/tenants/fuzzed").status_code == 404
+        ):  # limits of its own: none of ours are changed
+            self.made("/admin/v1/tenants", id="fuzzed")
+        self.places["{key}"] = self.made("/admin/v1/keys", tenant="fuzzed")["id"]
         self.session()
         self.response()
         self.conversation()

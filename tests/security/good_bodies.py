@@ -12,6 +12,7 @@ TOOL = {
 }
 SAMPLED = {"temperature": 0.5, "top_p": 0.9, "seed": 1, "stop": ["x"], "presence_penalty": 0.1, "logit_bias": {"1": 1}}
 TURN = {"input": "hello", "max_output_tokens": 8, "stream": False, **SAMPLED}
+LIMITS = {"requests_per_minute": 60, "tokens_per_minute": 1000, "concurrent_turns": 4, "sessions": 10}
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/chat/completions"): {
         "model": "echo", "messages": [{"role": "system", "content": "be brief"}, HELLO], "max_tokens": 8,
@@ -67,5 +68,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/admin/v1/keys"): {"tenant": "default", "name": "n", "scopes": ["chat"], "ttl_seconds": 60},
     ("POST", "/admin/v1/keys/{key_id}/rotate"): {"grace_s": 1, "force": True},
     ("POST", "/admin/v1/keys/{key_id}/revoke"): {"force": True},
+    ("PUT", "/admin/v1/limits/{tenant}"): LIMITS,
+    ("PUT", "/admin/v1/limits/{tenant}/keys/{key}"): LIMITS,
     ("POST", "/admin/v1/tenants"): {"id": "acme", "name": "Acme"},
 }  # fmt: skip
