@@ -1,4 +1,4 @@
-"""Asks whether any installed package has a known weakness: `pip-audit` over this environment. Part of .ci/run.
+"""Asks whether any installed package has a known weakness: `pip-audit` over this environment. A step of .ci/run.
 
 Ends with 1 where one has, and names it. Where no database of weaknesses can be reached, or it knows none of the
 packages (a mirror of the package index may not have them), it says so and ends with 0: no network, no verdict.
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 SERVICES = ("pypi", "osv")  # the second is asked where the first knows nothing
-WITHIN_S = 120
+WITHIN_S = 40
 LEAST_KNOWN = 0.5  # of the packages: with fewer, silence says nothing
 ACCEPTED: dict[str, str] = {}  # id of a weakness -> why it does not touch us
 
