@@ -180,9 +180,14 @@ def test_an_early_and_a_late_subscriber_know_the_same(echo: RunningEngine) -> No
     run(test())
 
 
-def test_any_subscriber_of_vllm_s_format_can_read_it(echo: RunningEngine) -> None:
-    """Frames and replay as vLLM's own example subscriber uses them, without a line of our feed."""
+def test_any_subscriber_of_vllm_s_format_can_read_it() -> None:
+    """Frames and replay as vLLM's own example subscriber uses them, without a line of our feed. The engine is its own:
+    one that was told to forget a session replays nothing from before."""
+    with running_engine(KV | {"model": "echo"}) as echo:
+        _read_as_vllm_s_example_reads(echo)
 
+
+def _read_as_vllm_s_example_reads(echo: RunningEngine) -> None:
     async def test() -> None:
         context = zmq.asyncio.Context()
         sub, dealer = context.socket(zmq.SUB), context.socket(zmq.DEALER)

@@ -140,7 +140,9 @@ def test_the_bodies_that_are_changed_are_taken(subject: Subject, operation: Oper
         operation.method, subject.named(operation.template), content=content, headers=headers
     )
     subject.renew(operation.template)
-    if operation.template in ("/v1/embeddings", "/v1/rerank"):
+    if operation.template == "/admin/v1/tenants" and answer.status_code == 409:
+        assert answer.json()["error"]["code"] == "tenant_exists"  # an odd request made it before; tenants stay
+    elif operation.template in ("/v1/embeddings", "/v1/rerank"):
         assert answer.json()["error"]["code"] == "route_not_served"  # EchoEngine has neither
     else:
         assert answer.is_success, answer.text
