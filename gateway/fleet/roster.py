@@ -144,6 +144,7 @@ class Roster:
         while True:
             try:
                 engine = await member.connected()
+                await self._enter(member.replica(engine), own=False)
             except EngineError as error:
                 if self.trouble.get(member.name) != str(error):
                     log.warning("replica %s: %s; trying again", member.name, error)
@@ -155,7 +156,6 @@ class Roster:
                 await asyncio.sleep(CONNECT_AGAIN_S)
             else:
                 self.trouble.pop(member.name, None)
-                await self._enter(member.replica(engine), own=False)
                 return
 
     def _obey(self, replica: Replica) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sqlalchemy import Connection, and_, bindparam, select, update
+from sqlalchemy import ClauseElement, Connection, and_, bindparam, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.store.erasure_records import ARCHIVED, NOBODYS, Forgetting, Place, PlaceState
 from gateway.store.erasures import note_done
 from gateway.store.leases import in_force
+from gateway.store.prepared import run_many
 from gateway.store.tables import forgettings, places, sessions
 
 Standing = Literal["gone", "running", "idle", "archived"]
@@ -22,12 +24,21 @@ Standing = Literal["gone", "running", "idle", "archived"]
 _SEEN = update(places).where(places.c.name == bindparam("b_name")).values(seen_at=bindparam("b_at"))
 
 
+def _upsert(insert: Any) -> ClauseElement:
+    made = insert(places)
+    statement: ClauseElement = made.on_conflict_do_update(
+        index_elements=list(places.primary_key), set_={"seen_at": made.excluded.seen_at}
+    )
+    return statement
+
+
+_ADD = {"sqlite": _upsert(sqlite.insert), "postgresql": _upsert(postgresql.insert)}
+
+
 def add_place(connection: Connection, place: Place, now: float) -> None:
-    """From now on erasures wait for it."""
-    if connection.execute(_SEEN, {"b_name": place.name, "b_at": now}).rowcount:
-        return
+    """From now on erasures wait for it. Gateways that begin together add the same ones at the same time."""
     row = {"name": place.name, "kind": place.kind, "gateway": place.gateway, "seen_at": now}
-    connection.execute(places.insert(), row)
+    run_many(connection, _ADD[connection.dialect.name], [row])
 
 
 def see_places(connection: Connection, names: Sequence[str], now: float) -> None:

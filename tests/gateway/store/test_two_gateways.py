@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.store.compaction_records import CompactionOver, CompactionRecord, CompactionRunning, ViewMoved
+from gateway.store.erasure_records import Place
 from gateway.store.records import Begun, Busy, HeadMoved, Known, LeaseLost, NewSession
 from gateway.store.sessions import Store, open_store
 from tests.gateway.store.conftest import Clock
@@ -195,3 +196,9 @@ async def test_turns_from_one_side_while_the_other_compacts_and_pins(store: Stor
     assert retried <= 2 * rounds
     path = await store.path(TENANT, SESSION, f"t{rounds}")
     assert [turn.turn.id for turn in path] == [f"t{number}" for number in range(rounds + 1)]
+
+
+async def test_gateways_that_begin_together_name_the_same_places(store: Store, other: Store) -> None:
+    for number in range(20):
+        place = Place(f"replica-{number}")
+        await asyncio.gather(*(each.add_place(place) for each in (store, other, store, other)))
