@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sqlalchemy import ClauseElement, Connection, and_, bindparam, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, and_, bindparam, select, update
 
 from gateway.store.erasure_records import ARCHIVED, NOBODYS, Forgetting, Place, PlaceState
 from gateway.store.erasures import note_done
 from gateway.store.leases import in_force
-from gateway.store.prepared import run_many
+from gateway.store.prepared import run_many, upserts
 from gateway.store.tables import forgettings, places, sessions
 
 Standing = Literal["gone", "running", "idle", "archived"]
@@ -24,15 +23,7 @@ Standing = Literal["gone", "running", "idle", "archived"]
 _SEEN = update(places).where(places.c.name == bindparam("b_name")).values(seen_at=bindparam("b_at"))
 
 
-def _upsert(insert: Any) -> ClauseElement:
-    made = insert(places)
-    statement: ClauseElement = made.on_conflict_do_update(
-        index_elements=list(places.primary_key), set_={"seen_at": made.excluded.seen_at}
-    )
-    return statement
-
-
-_ADD = {"sqlite": _upsert(sqlite.insert), "postgresql": _upsert(postgresql.insert)}
+_ADD = upserts(places, lambda new: {"seen_at": new.seen_at})
 
 
 def add_place(connection: Connection, place: Place, now: float) -> None:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import floor
-from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, func, select, text, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.store.leases import in_force_sql
 from gateway.store.limit_records import LIMITS, NONE, Bound, Holder, Limited, Limits, TooManySessions
+from gateway.store.prepared import INSERT
 from gateway.store.rows import storable
 from gateway.store.tables import counters, limits, sessions, slots
-
-_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 def read_limits(connection: Connection, tenant_id: str | None = None) -> tuple[Limited, ...]:
@@ -46,7 +43,7 @@ def set_limits(connection: Connection, holder: Holder, wanted: Limits, now: floa
     if wanted == NONE and not any(one.key_id == holder.key_id for one in read_limits(connection, holder.tenant_id)):
         return False
     values = {name: getattr(wanted, name) for name in LIMITS} | {"updated_at": now}
-    made = _INSERT[connection.dialect.name](limits).values(
+    made = INSERT[connection.dialect.name](limits).values(
         tenant_id=holder.tenant_id, key_id=holder.key_id, revision=1, **values
     )
     again = values | {"revision": limits.c.revision + 1}
@@ -107,7 +104,7 @@ def add_within(connection: Connection, name: str, window: int, previous_weight: 
     """Add `amount` to the counter where it stays within `limit`, the window before weighing `previous_weight` of what
     it counted. The counter is locked from the look to the commit."""
     lazily(connection)
-    made = _INSERT[connection.dialect.name](counters).values(name=name, window=window, count=0)
+    made = INSERT[connection.dialect.name](counters).values(name=name, window=window, count=0)
     kept = made.on_conflict_do_update(
         index_elements=list(counters.primary_key), set_={"count": counters.c["count"]}
     ).returning(counters.c["count"])
@@ -161,7 +158,7 @@ def hold_slots(connection: Connection, held: Sequence[tuple[Holder, str]], until
     lazily(connection)
     rows = sorted((h.tenant_id, h.key_id, id) for h, id in held)
     for tenant_id, key_id, id in rows:
-        made = _INSERT[connection.dialect.name](slots).values(tenant_id=tenant_id, key_id=key_id, id=id, until=until)
+        made = INSERT[connection.dialect.name](slots).values(tenant_id=tenant_id, key_id=key_id, id=id, until=until)
         connection.execute(made.on_conflict_do_update(index_elements=list(slots.primary_key), set_={"until": until}))
 
 

@@ -11,10 +11,21 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ClauseElement, Connection, Dialect
+from sqlalchemy import ClauseElement, Connection, Dialect, Table
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.sql.compiler import SQLCompiler
 
+INSERT: Mapping[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}  # with ON CONFLICT
 SIZES = (1, 4, 16, 64, 256)  # of an IN list; a shorter one is filled up by repeating its last value
+
+
+def upserts(table: Table, changed: Callable[[Any], Mapping[str, Any]]) -> dict[str, ClauseElement]:
+    """By dialect: a row, or where its key is there already what `changed` makes of the values that were to go in."""
+    made = {name: insert(table) for name, insert in INSERT.items()}
+    keys = list(table.primary_key)
+    return {
+        name: one.on_conflict_do_update(index_elements=keys, set_=changed(one.excluded)) for name, one in made.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
-from sqlalchemy import ClauseElement, Connection, bindparam, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, bindparam, select, update
 
-from gateway.store.prepared import run_many
+from gateway.store.prepared import run_many, upserts
 from gateway.store.tables import sessions, turns, usage, usage_flushes
 from gateway.store.usage_records import Account, Amount, amount_of, day_of, unnamed
 
@@ -22,14 +21,7 @@ _NAMES = ("tenant_id", "day", "key_id", "user_ref", "session_id", "model", "kind
 _SUMS = ("count", "prompt_tokens", "cached_tokens", "output_tokens")
 
 
-def _upsert(insert: Any) -> ClauseElement:
-    made = insert(usage)
-    added = {name: usage.c[name] + made.excluded[name] for name in _SUMS}
-    statement: ClauseElement = made.on_conflict_do_update(index_elements=list(usage.primary_key), set_=added)
-    return statement
-
-
-_BOOK = {"sqlite": _upsert(sqlite.insert), "postgresql": _upsert(postgresql.insert)}
+_BOOK = upserts(usage, lambda new: {name: usage.c[name] + new[name] for name in _SUMS})
 _OF_SESSION = (usage.c.tenant_id == bindparam("b_tenant"), usage.c.session_id == bindparam("b_session"))
 
 
