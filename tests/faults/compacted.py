@@ -54,6 +54,11 @@ class Told:
         seen = self.file.with_name(f"{self.file.name}.seen")
         return seen.read_text().splitlines().count(line) if seen.exists() else 0
 
+    def last(self, line: str) -> int:
+        """Where it stands among all lines for the last time; -1: nowhere."""
+        seen = self.file.with_name(f"{self.file.name}.seen").read_text().splitlines()
+        return max((at for at, one in enumerate(seen) if one == line), default=-1)
+
     async def until(self, line: str, count: int = 1, within_s: float = 30.0) -> None:
         until = time.monotonic() + within_s
         while self.seen(line) < count:
@@ -199,10 +204,15 @@ class Talk:
         raise AssertionError(f"{len(self.heard)} turns, and no compaction: {[r['status'] for r in await self.rows()]}")
 
     async def rows(self) -> list[dict[str, Any]]:
-        """Of its compactions, newest first."""
-        answer = await self.client.get(f"{self.path}/compactions", params={"limit": 100})
-        assert answer.status_code == 200, answer.text
-        return list(answer.json()["data"])
+        """Of its compactions, all of them, newest first."""
+        rows: list[dict[str, Any]] = []
+        while True:
+            before = {"before": rows[-1]["number"]} if rows else {}
+            answer = await self.client.get(f"{self.path}/compactions", params={"limit": 100, **before})
+            assert answer.status_code == 200, answer.text
+            rows += answer.json()["data"]
+            if len(answer.json()["data"]) < 100:
+                return rows
 
     async def settled(self) -> list[dict[str, Any]]:
         until = time.monotonic() + SETTLED_S

@@ -27,10 +27,12 @@ async def dies(gateway: Supervised, life: int) -> None:
     await gateway.ready()
 
 
-async def until_unanswered(talk: Talk) -> str:
-    """Turns, until one gets no answer; what that one said."""
+async def until_unanswered(talk: Talk, gateway: Supervised, life: int) -> str:
+    """Turns, until one gets no answer, or the gateway died after one was answered; what that one, or the next, says."""
     for _ in range(20):
         text, sent = words(talk.sent + 1), talk.sent
+        if gateway.lives > life:
+            return text
         try:
             await talk.turn(text)
         except httpx.TransportError:
@@ -67,7 +69,7 @@ async def test_a_gateway_that_dies_at_each_commit_of_a_compaction(tmp_path: Path
         gateway = here.gateways[0]
         for life, point in enumerate(POINTS, 1):
             talk = await Talk.begin(here.clients[0])
-            text = await until_unanswered(talk)
+            text = await until_unanswered(talk, gateway, life)
             await dies(gateway, life)
             await here.ready()
             rows = await talk.rows()
