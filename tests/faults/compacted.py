@@ -205,14 +205,19 @@ class Talk:
 
     async def rows(self) -> list[dict[str, Any]]:
         """Of its compactions, all of them, newest first."""
-        rows: list[dict[str, Any]] = []
+        return await self._all("compactions", "before", "number")
+
+    async def _all(self, what: str, cursor: str, key: str, **query: str) -> list[dict[str, Any]]:
+        """Every page of a list that goes on past the last one's `key`."""
+        found: list[dict[str, Any]] = []
         while True:
-            before = {"before": rows[-1]["number"]} if rows else {}
-            answer = await self.client.get(f"{self.path}/compactions", params={"limit": 100, **before})
+            at = {cursor: found[-1][key]} if found else {}
+            answer = await self.client.get(f"{self.path}/{what}", params={"limit": 100, **query, **at})
             assert answer.status_code == 200, answer.text
-            rows += answer.json()["data"]
-            if len(answer.json()["data"]) < 100:
-                return rows
+            page = answer.json()["data"]
+            found += page
+            if len(page) < 100:
+                return found
 
     async def settled(self) -> list[dict[str, Any]]:
         until = time.monotonic() + SETTLED_S
@@ -248,9 +253,7 @@ class Talk:
         return dict(answer.json())
 
     async def turns(self, **query: str) -> list[dict[str, Any]]:
-        answer = await self.client.get(f"{self.path}/turns", params={"limit": 100, **query})
-        assert answer.status_code == 200, answer.text
-        return list(answer.json()["data"])
+        return await self._all("turns", "after", "seq", **query)
 
     async def audit(self) -> list[dict[str, Any]]:
         """Everything that must hold once no compaction runs, and that the session goes on; its compactions."""
