@@ -143,8 +143,7 @@ class Roster:
         """One that is not up yet joins when it is."""
         while True:
             try:
-                engine = await member.connected()
-                await self._enter(member.replica(engine), own=False)
+                await self._try(member)
             except EngineError as error:
                 if self.trouble.get(member.name) != str(error):
                     log.warning("replica %s: %s; trying again", member.name, error)
@@ -157,6 +156,14 @@ class Roster:
             else:
                 self.trouble.pop(member.name, None)
                 return
+
+    async def _try(self, member: Member) -> None:
+        engine = await member.connected()
+        try:
+            await self._enter(member.replica(engine), own=False)
+        except Exception:  # the next try connects anew
+            await engine.aclose()
+            raise
 
     def _obey(self, replica: Replica) -> None:
         record, now = self.records.get(replica.name), self._fleet.now()
