@@ -284,13 +284,14 @@ async def two_replicas(folder: Path, first_tokens_per_s: float) -> AsyncIterator
         await asyncio.gather(*(replica.ready() for replica in replicas))
         engines = {name: TurnkeepEngine(Upstream(url, name=name)) for name, url in zip("ab", urls, strict=True)}
         live = await stack.enter_async_context(live_gateway(folder, engines))
-        other = live.app.state.gateway.fleet.get("b")
-        other.drain("not yet", 0.0)
+        answer = await live.client.post("/admin/v1/replicas/b/drain")  # as the database has it the gateway keeps it
+        assert answer.status_code == 202, answer.text
         yield live, replicas[0]
 
 
-def admit(live: Live) -> None:
-    live.app.state.gateway.fleet.get("b").undrain(0.0)
+async def admit(live: Live) -> None:
+    answer = await live.client.post("/admin/v1/replicas/b/undrain")
+    assert answer.json()["state"] == "ready", answer.text
 
 
 async def test_a_replica_killed_before_its_first_byte_costs_nothing_but_time(tmp_path: Path) -> None:
@@ -299,7 +300,7 @@ async def test_a_replica_killed_before_its_first_byte_costs_nothing_but_time(tmp
         asked = asyncio.create_task(live.turn("s", TEXT))
         while not live.app.state.gateway.fleet.get("a").in_flight:  # noqa: ASYNC110 - pytest's own limit ends it
             await asyncio.sleep(0.01)
-        admit(live)
+        await admit(live)
         await asyncio.sleep(0.3)
         doomed.kill()
         turn = (await asked).json()
@@ -320,7 +321,7 @@ async def test_a_replica_killed_in_mid_stream_costs_no_byte(tmp_path: Path, chun
         async with live.client.stream("POST", "/v1/sessions/s/turns", json=body) as response:
             async for event in events_of(response):
                 if not events:
-                    admit(live)
+                    await admit(live)
                 events.append(event)
                 if len(events) == chunk + 1:
                     doomed.kill()

@@ -170,7 +170,7 @@ async def test_turns_at_once_of_two_gateways_are_never_more_than_may(place: Plac
             return False
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
         running -= 1
         gate.end(held, used=5)
         return True
@@ -178,6 +178,7 @@ async def test_turns_at_once_of_two_gateways_are_never_more_than_may(place: Plac
     passed = 0
     for _ in range(5):
         passed += sum(await asyncio.gather(*(turn(nth) for nth in range(24))))
+        await until(lambda: not one._tasks and not other._tasks)
     assert most == 4
     assert passed >= 20
     await until(lambda: not one._tasks and not other._tasks)
